@@ -30,7 +30,7 @@ def unrolled(monkeypatch):
     monkeypatch.setattr(asynchronous_steps.AsynchronousSteps, "__init__", begins)
     original = closure.Closure.function
 
-    def function(self: Any, unrolled: int, num_steps: int | None) -> Any:
+    def function(self: Any, unrolled: int = 1, num_steps: int | None = None) -> Any:
         traced.append((unrolled, num_steps))
         return original(self, unrolled, num_steps)
 
@@ -126,7 +126,7 @@ def test_slow_steps_are_not_unrolled(train, monkeypatch, slow_s, unrolled):
     monkeypatch.setattr(asynchronous_steps, "_SLOW_STEP_S", slow_s)
     original, traced = closure.Closure.function, []
 
-    def function(self: Any, unrolled: int, num_steps: int | None) -> Any:
+    def function(self: Any, unrolled: int = 1, num_steps: int | None = None) -> Any:
         traced.append(num_steps)
         return original(self, unrolled, num_steps)
 

@@ -168,12 +168,8 @@ def test_variables_of_parameter_servers_pass_on_to_what_they_wrap(cluster_spec):
         variable = tf.Variable(2.0)
     (remote_variable,) = variables.remote([variable, tf.Variable(1.0)])
     assert remote_variable is variable
-    before = variables.wrapped(variable)
-    variables.replace_wrapped(variable, Five())
-    try:
+    with variables.wrapping([variable], [Five()]):
         assert float(variable.read_value()) == float(tf.convert_to_tensor(variable)) == 5.0
-    finally:
-        variables.replace_wrapped(variable, before)
     assert float(variable.read_value()) == 2.0
 
 

@@ -17,13 +17,13 @@ import tensorflow as tf
 
 from psrun.closures.stage import Apply, Stage, Step
 from psrun.closures.staleness_meter import StalenessMeter, UpdatesInClosure
-from psrun.closures.variable_proxy import VariableProxy, taking_over
+from psrun.closures.variable_proxy import VariableProxy
 from psrun.errors import ConfigError, Problem
 from psrun.optimizers import late_gradients
 from psrun.program.compiled_model import Program, traced_forward
 from psrun.tf_internals import optimizers
 from psrun.tf_internals.tracing import FuncGraph, record_operation, stop_recording, variable_accessed
-from psrun.tf_internals.variables import remote, wrapped
+from psrun.tf_internals.variables import remote, wrapped, wrapping
 
 GradientsAndVariables = Sequence[tuple[Any, tf.Variable]]
 
@@ -200,7 +200,7 @@ class DenseBundles(Stage):
         self._step = -1
         variables = [variable for bundle in self._bundles for variable in bundle.variables]
         stand_ins = [stand_in for bundle in self._bundles for stand_in in bundle.stand_ins]
-        with taking_over(variables, stand_ins):
+        with wrapping(variables, stand_ins):
             yield
 
     def around(self, step: Step) -> Step:
@@ -275,6 +275,6 @@ def _read_as_a_whole(program: Program) -> list[Any]:
     """The trainable variables that the network reads completely, instead of rows of them."""
     variables = remote(program.network.trainable_variables)
     stand_ins = [_Asked(wrapped(variable)) for variable in variables]
-    with program.distribution.strategy.scope(), taking_over(variables, stand_ins):
+    with program.distribution.strategy.scope(), wrapping(variables, stand_ins):
         traced_forward(program)
     return [variable for variable, stand_in in zip(variables, stand_ins) if stand_in.asked]

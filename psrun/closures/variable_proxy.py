@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import abc
-import contextlib
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from psrun.tf_internals.tracing import ControlFlowFuncGraph
-from psrun.tf_internals.variables import CachingVariable, ConvertibleToTensor, replace_wrapped, wrapped
+from psrun.tf_internals.variables import ConvertibleToTensor
 
 
 class VariableProxy(ConvertibleToTensor):
@@ -39,16 +37,3 @@ class VariableProxy(ConvertibleToTensor):
         while graph is not self._graph and isinstance(graph, ControlFlowFuncGraph):
             graph = graph.outer_graph
         return graph is self._graph
-
-
-@contextlib.contextmanager
-def taking_over(variables: Sequence[CachingVariable], stand_ins: Sequence[VariableProxy]) -> Iterator[None]:
-    """Replaces the wrapped variables by proxies."""
-    before = [wrapped(variable) for variable in variables]
-    for variable, stand_in in zip(variables, stand_ins):
-        replace_wrapped(variable, stand_in)
-    try:
-        yield
-    finally:
-        for variable, own in zip(variables, before):
-            replace_wrapped(variable, own)

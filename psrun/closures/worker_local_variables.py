@@ -15,8 +15,8 @@ from typing import Any
 import tensorflow as tf
 
 from psrun.closures.stage import Stage
-from psrun.closures.variable_proxy import VariableProxy, taking_over
-from psrun.tf_internals.variables import remote, wrapped
+from psrun.closures.variable_proxy import VariableProxy
+from psrun.tf_internals.variables import remote, wrapped, wrapping
 
 
 class CannotBeKept(Exception):
@@ -44,7 +44,7 @@ class WorkerLocalVariables(Stage):
           CannotBeKept: some variables cannot be worker-local; repeat the trace without them.
         """
         stand_ins = [_OnWorker(wrapped(variable), id(variable) in self._assigned) for variable in self._variables]
-        with taking_over(self._variables, stand_ins):
+        with wrapping(self._variables, stand_ins):
             yield
         still_local = [variable for variable, stand_in in zip(self._variables, stand_ins) if not stand_in.left]
         if len(still_local) < len(stand_ins):

@@ -6,7 +6,6 @@ import contextlib
 import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest import mock
 
 import grpc
 import tensorflow as tf
@@ -17,6 +16,7 @@ from tensorflow.python.eager import context
 from tensorflow.python.ops import lookup_ops
 from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGraph
 
+from psrun.tf_internals.replaced import replace, replaced
 from psrun.tf_internals.required import require
 
 _ONE_CPU = ("/device:CPU:0",)
@@ -28,9 +28,8 @@ def disable_thread_spinning() -> None:
     Servers run that with the options of the coordinator's context, which no public option reaches. Where several
     servers share cores, threads that spin took 7 % of the time (TensorFlow 2.21).
     """
-    require(context.context(), "_config")
     calm = tf.compat.v1.ConfigProto.Experimental(disable_thread_spinning=True)
-    context.context()._config = tf.compat.v1.ConfigProto(experimental=calm)
+    replace(context.context(), "_config", lambda _: tf.compat.v1.ConfigProto(experimental=calm))
 
 
 def name_tables_uniquely() -> None:
@@ -40,8 +39,8 @@ def name_tables_uniquely() -> None:
     process: the next chief's could meet another one's, "already initialized with different data". Initializers take no
     name (TensorFlow 2.21).
     """
-    require(lookup_ops.KeyValueTensorInitializer, "_shared_name")
-    lookup_ops.KeyValueTensorInitializer._shared_name = property(lambda self: uuid.uuid4().hex)
+    unique = property(lambda self: uuid.uuid4().hex)
+    replace(lookup_ops.KeyValueTensorInitializer, "_shared_name", lambda _: unique)
 
 
 def let_branches_look_up() -> None:
@@ -64,7 +63,7 @@ def let_branches_look_up() -> None:
             return handle.fget(self)
 
     of_the_function.of_psrun = True  # type: ignore[attr-defined]
-    DistributedTable.resource_handle = property(of_the_function)
+    replace(DistributedTable, "resource_handle", lambda _: property(of_the_function))
 
 
 def strategy_with_replicas(
@@ -86,13 +85,12 @@ def strategy_with_replicas(
         # 0 stands for one replica on the CPU, which needs no variables that add up what replicas write.
         extended._num_gpus_per_worker = 0 if device_names[0] == _ONE_CPU else len(device_names[0])
 
-    with mock.patch.object(ParameterServerStrategyV2Extended, "_set_num_gpus", set_num_gpus):
+    with replaced(ParameterServerStrategyV2Extended, "_set_num_gpus", lambda _: set_num_gpus):
         strategy = make()
     (names,) = device_names
     extended = strategy.extended
-    extended.__class__ = type(
-        "Extended", (ParameterServerStrategyV2Extended,), {"worker_devices": property(lambda self: names)}
-    )
+    on_devices = {"worker_devices": property(lambda self: names)}
+    replace(extended, "__class__", lambda kind: type(kind.__name__, (kind,), on_devices))
     if strategy.num_replicas_in_sync != len(names) or extended.worker_devices != names:
         raise RuntimeError(f"TensorFlow {tf.__version__} decides on the replicas of workers in another way than 2.21")
     return strategy
@@ -123,20 +121,16 @@ class VariableCreation:
 
     def create_whole(self, next_creator: Any, **kwargs: Any) -> Any:
         """As `create`, without shards, whatever the partitioner."""
-        cut = self._extended._variable_partitioner
-        self._extended._variable_partitioner = None
-        try:
+        with replaced(self._extended, "_variable_partitioner", lambda _: None):
             return self.create(next_creator, **kwargs)
-        finally:
-            self._extended._variable_partitioner = cut
 
     def set_next_server(self, index: int) -> None:
         """Puts the next shard, or variable without shards, on that server; those after it on the servers after it."""
-        self._extended._variable_count = index
+        replace(self._extended, "_variable_count", lambda _: index)
 
     def replace(self, create: Callable[..., tf.Variable]) -> None:
         """Makes the strategy create its variables by `create`, which takes what the one of before takes."""
-        self._extended._create_variable = create
+        replace(self._extended, "_create_variable", lambda _: create)
 
 
 def num_parameter_servers() -> int:
@@ -155,13 +149,9 @@ def cut_over_all_servers() -> Iterator[None]:
     if not isinstance(extended, ParameterServerStrategyV2Extended):
         yield
         return
-    require(extended, "_variable_partitioner")
-    before = extended._variable_partitioner
-    extended._variable_partitioner = tf.distribute.experimental.partitioners.FixedShardsPartitioner(extended._num_ps)
-    try:
+    one_each = tf.distribute.experimental.partitioners.FixedShardsPartitioner(extended._num_ps)
+    with replaced(extended, "_variable_partitioner", lambda _: one_each):
         yield
-    finally:
-        extended._variable_partitioner = before
 
 
 def iterator_spec(iterator: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Attributes of objects of TensorFlow and tf-keras that psrun replaces while it trains, all of them listed here.
+"""Attributes of objects of TensorFlow and tf-keras that psrun replaces to place variables and to schedule steps.
 
 A name is checked before it is assigned: Python would make a new attribute of one that is gone.
 """
@@ -25,7 +25,15 @@ REPLACED = {
     "_v": "variables of parameter servers: what they wrap, while the steps of a closure are traced",
     "assign": "variables of replicas: each adds what it has added, instead of the sum of states",
     "_aggregation": "variables of replicas: a learning rate, which all of them assign alike",
-    "__class__": "the queue of a coordinator's closures; its handler of failures, which waits for one worker at a time",
+    "__class__": "a coordinator's queue of closures; its handler of failures, which waits for one worker at a time; "
+    "strategies whose workers have a replica on each of some devices",
+    "_config": "the context of TensorFlow: whether idle threads of servers spin",
+    "_set_num_gpus": "strategies: the number of these devices",
+    "_create_variable": "strategies: the placement of variables",
+    "_variable_count": "strategies: the parameter server of the next variable",
+    "_variable_partitioner": "strategies: variables that are whole, or cut over all parameter servers",
+    "_shared_name": "initial values of lookup tables: one name for each, or servers would share them",
+    "resource_handle": "lookup tables of workers: the one of the worker, also in a branch or a loop",
 }
 
 
@@ -43,12 +51,12 @@ def replace(owner: Any, name: str, around: Callable[[Any], Any]) -> None:
 @contextlib.contextmanager
 def replaced(owner: Any, name: str, around: Callable[[Any], Any]) -> Iterator[None]:
     """Replaces an attribute in this context; the arguments are those of `replace`."""
-    before = vars(owner).get(name)
+    own = dict(vars(owner))
     replace(owner, name, around)
     try:
         yield
     finally:
-        if before is None:
-            delattr(owner, name)
+        if name in own:
+            setattr(owner, name, own[name])
         else:
-            setattr(owner, name, before)
+            delattr(owner, name)

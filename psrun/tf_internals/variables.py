@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.distribute.ps_values import AggregatingVariable, CachingVariable
 from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
 
-from psrun.tf_internals.replaced import replace
+from psrun.tf_internals.replaced import replace, replaced
 
 __all__ = [
     "CachingVariable",
@@ -21,10 +22,10 @@ __all__ = [
     "aggregate_alike",
     "aggregating",
     "remote",
-    "replace_wrapped",
     "shards_of",
     "variables_of",
     "wrapped",
+    "wrapping",
 ]
 
 # UninitializedVariable: a variable of a shape and type that has no value yet. `tf.Variable` takes no shape without a
@@ -57,9 +58,17 @@ def wrapped(variable: CachingVariable) -> Any:
     return variable._v
 
 
-def replace_wrapped(variable: CachingVariable, other: Any) -> None:
-    """Makes a variable of a parameter server strategy pass on its operations to `other` (TensorFlow 2.21)."""
-    replace(variable, "_v", lambda _: other)
+@contextlib.contextmanager
+def wrapping(variables: Iterable[CachingVariable], others: Iterable[Any]) -> Iterator[None]:
+    """Variables of a parameter server strategy that pass on their operations to others (TensorFlow 2.21)."""
+
+    def wrap(variable: CachingVariable, other: Any) -> contextlib.AbstractContextManager[None]:
+        return replaced(variable, "_v", lambda _: other)
+
+    with contextlib.ExitStack() as stack:
+        for variable, other in zip(variables, others):
+            stack.enter_context(wrap(variable, other))
+        yield
 
 
 class ConvertibleToTensor(abc.ABC):
