@@ -321,34 +321,6 @@ def test_what_clipnorm_does_can_be_replaced(legacy):
 
 
 @tensorflow
-def test_what_updates_variables_can_be_replaced():
-    import tensorflow as tf
-    import tf_keras
-
-    from psrun.tf_internals import optimizers
-    from psrun.tf_internals.replaced import replaced
-
-    optimizer, variable, seen = tf_keras.optimizers.SGD(1.0), tf.Variable(1.0), []
-
-    def around(apply):
-        def update(grads_and_vars):
-            seen.extend(grads_and_vars)
-            return apply([(2 * gradient, each) for gradient, each in grads_and_vars])
-
-        return update
-
-    with replaced(optimizer, optimizers.update_method(optimizer), around):
-        optimizer.apply_gradients([(tf.constant(0.25), variable)])
-    assert len(seen) == 1
-    assert float(variable) == 0.5
-    optimizer.apply_gradients([(tf.constant(0.25), variable)])
-    assert len(seen) == 1
-
-
-# functions
-
-
-@tensorflow
 def test_a_gradient_can_be_recorded_that_no_operation_has():
     import tensorflow as tf
 
