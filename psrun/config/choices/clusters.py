@@ -121,13 +121,7 @@ class InProcess(_StartedHere, _ParameterServers):
 
 @dataclass(frozen=True)
 class RestartLimits:
-    """How often and how soon tasks are restarted.
-
-    Attributes:
-      budget: total number of restarts over all tasks; the next failure ends the run.
-      backoff_s: delay before a task's second restart; doubles each time, up to max_backoff_s.
-      stop_timeout_s: grace period for tasks to exit.
-    """
+    """How often and how soon tasks are restarted; `stop_timeout_s` is a grace period for tasks to exit."""
 
     budget: int = at_least(0)
     backoff_s: float = at_least(0)
@@ -137,13 +131,7 @@ class RestartLimits:
 
 @dataclass(frozen=True)
 class Restart(RestartLimits):
-    """How a supervisor restarts tasks.
-
-    Attributes:
-      heartbeat_timeout_s: a task without a heartbeat for this long counts as hung.
-      progress_timeout_s: no step for this long, and for progress_factor times the slowest step, counts as a hang.
-      start_timeout_s: limit for the first heartbeat, the first step, an evaluation, a save and the exit.
-    """
+    """How a supervisor restarts tasks, and when a task counts as hung: see conf/cluster/local.yaml."""
 
     heartbeat_timeout_s: float = at_least(2)
     progress_timeout_s: float = at_least(1)
@@ -242,17 +230,7 @@ class MultiWorkerMirrored(_StartedHere, Supervised):
 
 @dataclass(frozen=True)
 class _OfNodes(_ParameterServers):
-    """A cluster whose tasks are on several machines.
-
-    Attributes:
-      connect_timeout_s: limit for all servers to start, and for a worker to return when none is left.
-      chief_timeout_s: how long a server waits for a missing chief.
-      heartbeat_timeout_s: a server that does not answer the chief, or a task of a Slurm job without a heartbeat, for
-        this long counts as hung or disconnected.
-      start_timeout_s: limit for the first step, for an evaluation and for a save; with Slurm also for the first
-        heartbeat.
-      progress_timeout_s: no step for this long, and for progress_factor times the slowest step, counts as a hang.
-    """
+    """A cluster whose tasks are on several machines; its options have the limits of `Restart`."""
 
     has_server_processes: ClassVar[bool] = True
     shares_cores: ClassVar[bool] = False
