@@ -257,11 +257,11 @@ class Supervisor:
         facts = {"cause": cause, "action": f"restarting {', '.join(restarted)}", "restarted": restarted}
         self._reporter.emit("failure", step=self._step, task=str(lost), **facts)
 
-    def _restarted_with(self, lost: TaskHandle) -> list[TaskHandle]:
-        """The tasks to restart if this one is lost, including itself."""
+    def _restarted_with(self, failed: TaskHandle) -> list[TaskHandle]:
+        """The tasks to restart if this one has failed, including itself."""
         tasks = list(self._tasks.values())
         together = self._plan.restarted_together
-        group = [each for each in tasks if each.task.job in together] if lost.task.job in together else [lost]
+        group = [each for each in tasks if each.task.job in together] if failed.task.job in together else [failed]
         return tasks if self._backend.must_move(group) else group
 
     def _is_up(self, task: Task) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from psrun.config.choices import clusters, consistency, results, training
 from psrun.config.choices.base import Choice
 from psrun.config.choices.clusters import (
     CentralStorage,
@@ -138,38 +139,11 @@ BASES: dict[str, type[Choice]] = {
     "evaluation": EvaluationChoice,
 }
 KINDS: dict[str, dict[str, type]] = {
-    "cluster": {
-        "none": NoCluster,
-        "one_device": OneDevice,
-        "mirrored": Mirrored,
-        "central_storage": CentralStorage,
-        "inprocess": InProcess,
-        "local": Local,
-        "ray": Ray,
-        "multi_worker_mirrored": MultiWorkerMirrored,
-        "tf_config": TfConfig,
-        "static": Static,
-        "slurm": Slurm,
-        "kubernetes": Kubernetes,
-    },
-    "partitioner": {"none": NoPartitioner, "fixed_shards": FixedShards, "min_size": MinSize, "max_size": MaxSize},
-    "trainer": {"custom_loop": CustomLoop, "fit": Fit},
-    "consistency": {
-        "async": Asynchronous,
-        "bounded_delay": BoundedDelay,
-        "ssp": StaleSynchronous,
-        "sync": Synchronous,
-        "simulated": Simulated,
-    },
-    "evaluation": {
-        "none": NoEvaluation,
-        "validation": Validation,
-        "direct": Direct,
-        "distributed": Distributed,
-        "exact": Exact,
-        "sidecar": Sidecar,
-        "sidecar_thread": SidecarThread,
-    },
-    "checkpoint": {"none": NoCheckpoints, "epoch": EpochCheckpoints},
-    "tracker": {"none": NoTracker, "tensorboard": TensorBoard, "mlflow": MLflow},
+    "cluster": clusters.CLUSTERS,
+    "partitioner": training.PARTITIONERS,
+    "trainer": training.TRAINERS,
+    "consistency": consistency.MODES,
+    "evaluation": results.EVALUATIONS,
+    "checkpoint": results.CHECKPOINTS,
+    "tracker": results.TRACKERS,
 }

@@ -308,3 +308,19 @@ class Kubernetes(Unsupervised):
 Cluster = (
     NoCluster | OneDevice | Mirrored | CentralStorage | MultiWorkerMirrored | InProcess | Local | Slurm | Unsupervised
 )
+
+# By name, as `kind` in conf/.
+CLUSTERS: dict[str, type] = {
+    "none": NoCluster,
+    "one_device": OneDevice,
+    "mirrored": Mirrored,
+    "central_storage": CentralStorage,
+    "inprocess": InProcess,
+    "local": Local,
+    "ray": Ray,
+    "multi_worker_mirrored": MultiWorkerMirrored,
+    "tf_config": TfConfig,
+    "static": Static,
+    "slurm": Slurm,
+    "kubernetes": Kubernetes,
+}

@@ -160,3 +160,13 @@ class Simulated(ConsistencyChoice):
         except ValueError as error:
             problems.append(Problem(f"consistency.{key}", str(error)))
         return problems
+
+
+# By name, as `kind` in conf/.
+MODES: dict[str, type] = {
+    "async": Asynchronous,
+    "bounded_delay": BoundedDelay,
+    "ssp": StaleSynchronous,
+    "sync": Synchronous,
+    "simulated": Simulated,
+}

@@ -173,3 +173,16 @@ class MLflow:
 
 
 Tracker = NoTracker | TensorBoard | MLflow
+
+# By name, as `kind` in conf/.
+EVALUATIONS: dict[str, type] = {
+    "none": NoEvaluation,
+    "validation": Validation,
+    "direct": Direct,
+    "distributed": Distributed,
+    "exact": Exact,
+    "sidecar": Sidecar,
+    "sidecar_thread": SidecarThread,
+}
+CHECKPOINTS: dict[str, type] = {"none": NoCheckpoints, "epoch": EpochCheckpoints}
+TRACKERS: dict[str, type] = {"none": NoTracker, "tensorboard": TensorBoard, "mlflow": MLflow}

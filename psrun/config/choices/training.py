@@ -169,3 +169,12 @@ class OwnLoop(_Steps):
 
 
 Trainer = CustomLoop | Fit | OwnLoop
+
+# By name, as `kind` in conf/.
+PARTITIONERS: dict[str, type] = {
+    "none": NoPartitioner,
+    "fixed_shards": FixedShards,
+    "min_size": MinSize,
+    "max_size": MaxSize,
+}
+TRAINERS: dict[str, type] = {"custom_loop": CustomLoop, "fit": Fit}
