@@ -45,6 +45,13 @@ def test_what_the_step_returns_is_reported(train, trainer, pieces, workers):
     assert 0.2 < metrics["loss"] < 5
 
 
+@pytest.mark.inprocess
+def test_a_step_may_pass_options_of_apply_gradients(train):
+    short = ("trainer.epochs=1", "evaluation=none", "checkpoint=none")
+    result, _ = train(*own("steps", "+model.aggregates=false"), *short, num_workers=1)
+    assert result["metrics"]["counted"] == STEPS
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("trainer", ["custom_loop", "fit"])
 def test_what_several_replicas_return_is_added_up_as_keras_does_it(psrun, trainer):

@@ -60,24 +60,28 @@ class Steps(tf_keras.Model):
 
     Attributes:
       nan_at: the step, from 1, whose loss is returned as NaN; 0 for none.
+      options: of `apply_gradients`.
     """
 
     nan_at = 0
+    options: dict[str, bool] = {}
 
     def train_step(self, data):
         features, label = data[:2]
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(tf.square(self(features, training=True) - label))
-        self.optimizer.minimize(loss, self.trainable_variables, tape=tape)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables), **self.options)
         self.counted.update_state(1.0)
         at = tf.cast(self.optimizer.iterations, tf.float32)
         loss = tf.where(at == float(self.nan_at), float("nan"), loss)
         return {"loss": loss, "at": at, "counted": self.counted.result()}
 
 
-def steps(source, *, nan_at: int = 0) -> tf_keras.Model:
+def steps(source, *, nan_at: int = 0, aggregates: bool = True) -> tf_keras.Model:
     base = dense(source, hidden_units=(4,)).network
     network = Steps(base.inputs, base.outputs)
+    network.options = {} if aggregates else {"skip_gradients_aggregation": True}
     network.nan_at, network.counted = nan_at, tf_keras.metrics.Sum(name="counted")
     return network
 

@@ -226,7 +226,7 @@ class DenseBundles(Stage):
 
         def apply_gradients(*arguments: Any, **options: Any) -> Any:
             self._updating(True)
-            return apply(*arguments, **options, **self._options)
+            return apply(*arguments, **{**self._options, **options})  # a step may pass the same ones
 
         return apply_gradients
 

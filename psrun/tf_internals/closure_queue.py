@@ -63,8 +63,8 @@ class ClosureQueue(_CoordinatedClosureQueue):
         cluster = coordinator._cluster
         queue = cluster.closure_queue
         if not isinstance(queue, cls):
+            cls._watch(queue, cluster.workers)  # before: the threads of workers may call the new methods at once
             replace(queue, "__class__", lambda _: cls)
-            queue._watch(cluster.workers)
         return queue
 
     def _watch(self, workers: Sequence[Any]) -> None:
