@@ -199,10 +199,13 @@ def _run(config: DictConfig, command_line: list[str], started_s: float) -> ExitC
         except PsrunError as error:  # Hydra would print its own message
             errors.append(error)
 
+    context = hydra_context(config, None)
+    context.callbacks.on_run_start(config=config, config_name="config")
     try:
-        finished = run_job(job, config, "hydra.run.dir", None, hydra_context(config, None))
+        finished = run_job(job, config, "hydra.run.dir", None, context)
     except OSError as error:
         raise cannot_be_made(_run_folder(command_line, error), error) from error
+    context.callbacks.on_run_end(config=config, config_name="config", job_return=finished)
     if errors:
         raise errors[0]
     if not codes:
