@@ -8,8 +8,10 @@ import os
 import pathlib
 import signal
 import sys
+from typing import ClassVar
 
 import pytest
+from hydra.experimental.callback import Callback
 
 from psrun import files
 from psrun.cli import hydra_app
@@ -46,6 +48,33 @@ def test_loggers_of_the_calling_process_stay_enabled(tmp_path, monkeypatch):
     monkeypatch.setattr(run_process, "execute", lambda *arguments, **options: ExitCode.DONE)
     hydra_app.run(0.0)
     assert not logger.disabled
+
+
+class Recorder(Callback):
+    """A callback of `hydra.callbacks`."""
+
+    called: ClassVar[list[str]] = []
+
+    def on_run_start(self, config, **kwargs):
+        self.called.append("on_run_start")
+
+    def on_job_start(self, config, **kwargs):
+        self.called.append("on_job_start")
+
+    def on_job_end(self, config, job_return, **kwargs):
+        self.called.append("on_job_end")
+
+    def on_run_end(self, config, **kwargs):
+        self.called.append("on_run_end")
+
+
+def test_callbacks_of_hydra_are_called_in_a_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    recorder = f"+hydra.callbacks.recorder={{_target_: {__name__}.Recorder}}"
+    monkeypatch.setattr(sys, "argv", ["psrun", "hydra.run.dir=run", recorder])
+    monkeypatch.setattr(run_process, "execute", lambda *arguments, **options: ExitCode.DONE)
+    hydra_app.run(0.0)
+    assert Recorder.called == ["on_run_start", "on_job_start", "on_job_end", "on_run_end"]
 
 
 @pytest.fixture

@@ -31,9 +31,6 @@ from psrun.results import recorded_config
 from psrun.results.run_folder import HYDRA, RunFolder, cannot_be_made
 from psrun.roles import run_process
 
-# Options of Hydra's that print something, and start no run.
-_PRINT = {"--cfg", "-c", "--info", "-i", "--help", "-h", "--hydra-help", "--shell-completion", "-sc"}
-
 
 def run(started_s: float) -> ExitCode:
     """Runs the command line `sys.argv` in Hydra's grammar: one run, or a sweep with -m.
@@ -53,11 +50,12 @@ def run(started_s: float) -> ExitCode:
     if asked := arguments_of_a_run.asked_for(arguments):
         return _list_choices(asked, arguments)
     note_replaced(arguments)
+    if arguments_of_a_run.print_something(arguments):
+        return _print(arguments)
+    arguments_of_a_run.require_options_of_a_run(arguments)
     if arguments_of_a_run.are_of_a_sweep(arguments):
         # Imported here, as no other command needs the modules of sweeps: a sixth of its imports.
         return importlib.import_module("psrun.cli.hydra_sweeps").run(arguments)
-    if not _PRINT.isdisjoint(map(key_of, arguments)):
-        return _print(arguments)
     folder = folder_of(arguments)
     started_in = None if folder is None else recorded_config.started_in(folder)
     undo = None if folder is None else RunFolder(folder).snapshot(HYDRA)
@@ -103,7 +101,8 @@ def _others(arguments: Sequence[str]) -> list[Problem]:
 def _print(arguments: list[str]) -> ExitCode:
     """Prints what an option of Hydra's asks for, such as --help or --cfg."""
     completes = not {"--shell-completion", "-sc"}.isdisjoint(arguments)
-    if not completes and overrides.problems(arguments, sweeps=False):
+    sweeps = arguments_of_a_run.are_of_a_sweep(arguments)
+    if not completes and overrides.problems(arguments, sweeps=sweeps):
         raise ConfigError(compose.all_problems(arguments_of_a_run.of_the_configuration(arguments)))
     options = arguments_of_a_run.split(arguments)[0]
     if not {"--help", "-h"}.isdisjoint(options) and (text := _help(arguments)) is not None:
@@ -200,10 +199,13 @@ def _run(config: DictConfig, command_line: list[str], started_s: float) -> ExitC
         except PsrunError as error:  # Hydra would print its own message
             errors.append(error)
 
+    context = hydra_context(config, None)
+    context.callbacks.on_run_start(config=config, config_name="config")
     try:
-        finished = run_job(job, config, "hydra.run.dir", None, hydra_context(config, None))
+        finished = run_job(job, config, "hydra.run.dir", None, context)
     except OSError as error:
         raise cannot_be_made(_run_folder(command_line, error), error) from error
+    context.callbacks.on_run_end(config=config, config_name="config", job_return=finished)
     if errors:
         raise errors[0]
     if not codes:

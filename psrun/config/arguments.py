@@ -7,8 +7,21 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from psrun.config import groups
+from psrun.config.schema import did_you_mean
+from psrun.errors import ConfigError
 
 _OF_FILES = (*groups.OPTIONS, *groups.NAME_OPTIONS)
+_SWEEP = ("-m", "--multirun")
+_PRINT = ("--cfg", "-c", "--info", "-i", "--help", "-h", "--hydra-help", "--shell-completion", "-sc", "--version")
+_FLAGS = (*_SWEEP, "-r", "--run")
+_OF_CFG = ("--package", "-p")
+_WITH_VALUE = (*_OF_FILES, *_OF_CFG, "--cfg", "-c", "--info", "-i", "--shell-completion", "-sc")
+# Options of Hydra's that would start another run than they say.
+_INSTEAD = {
+    "--resolve": "is an option of --cfg: add --cfg job",
+    **dict.fromkeys(("--config-path", "-cp"), "would replace psrun's own files; use --config-dir FOLDER"),
+    "--experimental-rerun": "is not supported; use resume=RUN_FOLDER",
+}
 ASKS = "?"  # the value of a group whose choices the user asks for
 
 
@@ -20,8 +33,23 @@ def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     for argument in arguments:
         option = argument.startswith("-")
         (options if option or (value and "=" not in argument) else others).append(argument)
-        value = option
+        value = argument in _WITH_VALUE
     return options, others
+
+
+def require_options_of_a_run(arguments: Sequence[str]) -> None:
+    """Raises ConfigError for an option that a run or a sweep does not have, and for one without its value."""
+    options, _ = split(arguments)
+    lacking = ""  # the option whose value comes next
+    for each in [*options, "-"]:
+        if lacking and each.startswith("-"):
+            raise ConfigError(f"{lacking} has no value; write {lacking} VALUE")
+        name, equals, _ = each.partition("=")
+        if not lacking and each not in (*_FLAGS, "-") and name not in (*_OF_FILES, *_OF_CFG):
+            known = (*_FLAGS, *_OF_FILES, *(option for option in _PRINT if option.startswith("--")))
+            advice = _INSTEAD.get(name) or f"is no option of psrun.{did_you_mean(name, known)} See psrun --help"
+            raise ConfigError(f"{name} {advice}")
+        lacking = "" if lacking or equals or each not in _WITH_VALUE else each
 
 
 def options_first(arguments: Sequence[str]) -> list[str]:
@@ -49,7 +77,12 @@ def key_of(argument: str) -> str:
 
 def are_of_a_sweep(arguments: Sequence[str]) -> bool:
     """Whether the arguments start or resume a sweep."""
-    return any(argument in ("-m", "--multirun") for argument in arguments)
+    return not {*_SWEEP}.isdisjoint(arguments)
+
+
+def print_something(arguments: Sequence[str]) -> bool:
+    """Whether an option of Hydra's asks to print something, and to start no run."""
+    return not {*_PRINT}.isdisjoint(map(key_of, arguments))
 
 
 def asked_for(arguments: Sequence[str]) -> list[str]:

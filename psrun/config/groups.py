@@ -25,7 +25,7 @@ NEEDS_GLOBAL_PACKAGE = "must begin with the line '# @package _global_', so that 
 def config_dirs(arguments: Sequence[str]) -> list[Path]:
     """The --config-dir folders in `arguments`."""
     folders = [after for option, after in itertools.pairwise(arguments) if option in OPTIONS]
-    folders += [each.partition("=")[2] for each in arguments if each.startswith(f"{OPTIONS[0]}=")]
+    folders += [each.partition("=")[2] for each in arguments if each.startswith(tuple(f"{name}=" for name in OPTIONS))]
     return [Path(each).absolute() for each in folders]
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
 
 from psrun.cli import hydra_app
 from psrun.config import compose, groups, overrides, parse
+from psrun.config.arguments import split
 from psrun.errors import ConfigError, ExitCode
 
 # An integer, a number, null, a boolean, lists, a mapping, no text.
@@ -127,3 +129,43 @@ def test_the_files_of_a_user_come_before_psruns(own, tmp_path):
 def test_a_key_whose_value_cannot_be_read_is_not_called_missing():
     given = ["data=table", "data.path=a[1].csv", "data.label=y"]
     assert [problem.key for problem in compose.all_problems(given)] == ["data.path"]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("--multrun seed=1", "--multrun is no option of psrun. Did you mean '--multirun'? See psrun --help"),
+        ("--config-dir", "--config-dir has no value; write --config-dir VALUE"),
+        ("-m --config-dir -r seed=1,2", "--config-dir has no value; write --config-dir VALUE"),
+        ("--resolve", "--resolve is an option of --cfg: add --cfg job"),
+        ("--config-path own", "--config-path would replace psrun's own files; use --config-dir FOLDER"),
+        ("-m trainer.epochs", "trainer.epochs: is neither GROUP=NAME nor KEY=VALUE; to set a key, write trainer.epochs="
+                              "VALUE"),
+    ],
+)  # fmt: skip
+def test_an_option_that_a_run_does_not_have_starts_none(monkeypatch, given, message):
+    monkeypatch.setattr("sys.argv", ["psrun", *given.split()])
+    with pytest.raises(ConfigError) as refused:
+        hydra_app.run(0.0)
+    assert str(refused.value) == message
+
+
+@pytest.mark.parametrize("given", ["-m --help", "--help -m seed=2"])
+def test_what_prints_starts_no_sweep(monkeypatch, capsys, given):
+    monkeypatch.setattr("sys.argv", ["psrun", *given.split()])
+    with contextlib.suppress(SystemExit):
+        hydra_app.run(0.0)
+    assert "Choose pieces" in capsys.readouterr().out
+
+
+def test_a_sweep_prints_no_configuration(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["psrun", "-m", "seed=1,2", "--cfg", "job"])
+    with pytest.raises(ConfigError, match="Only one of --run, --multirun, --cfg"):
+        hydra_app.run(0.0)
+
+
+def test_an_argument_after_an_option_without_a_value_is_no_value():
+    assert split(["-m", "~seed", "--config-dir", "own", "model=dense"]) == (
+        ["-m", "--config-dir", "own"],
+        ["~seed", "model=dense"],
+    )
