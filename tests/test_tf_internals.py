@@ -526,12 +526,13 @@ def test_a_coordinator_waits_for_workers_by_the_method_that_is_replaced(cluster_
         on_transient_failure_fn()
         on_recovery_fn()
 
-    monkeypatch.setattr(WorkerPreemptionHandler, "wait_on_failure", wait_on_failure)
     waiting = {
         "on_transient_failure_fn": lambda: called.append("transient"),
         "worker_device_name": "/job:worker/task:0",
     }
-    handler.wait_on_failure(**waiting, on_recovery_fn=lambda: called.append("recovered"))
+    with monkeypatch.context() as patch:  # no longer: the threads of all coordinators use it
+        patch.setattr(WorkerPreemptionHandler, "wait_on_failure", wait_on_failure)
+        handler.wait_on_failure(**waiting, on_recovery_fn=lambda: called.append("recovered"))
     assert called == ["recovered", "transient", "recovered"]
     iterator = iter(coordinator.create_per_worker_dataset(lambda: tf.data.Dataset.range(4).batch(2, True)))
     assert cluster.iterator_spec(iterator) == tf.data.IteratorSpec(spec)
