@@ -75,7 +75,7 @@ class Scheduler:
 
     @functools.cached_property
     def _profiler(self) -> StepProfiler:
-        return self._run.stages()
+        return self._run.make_profiler()
 
     @functools.cached_property
     def _iterator(self) -> Any:
