@@ -457,6 +457,22 @@ def test_the_end_of_a_closure_is_notified(cluster_spec):
     assert scheduled.fetch() == 3
 
 
+@pytest.mark.tensorflow
+def test_a_queue_has_its_state_before_the_threads_of_workers_call_its_methods(monkeypatch):
+    from types import SimpleNamespace
+
+    from tensorflow.python.distribute.coordinator.cluster_coordinator import _CoordinatedClosureQueue
+
+    from psrun.tf_internals import closure_queue
+
+    states: list[dict[str, object]] = []
+    monkeypatch.setattr(closure_queue, "replace", lambda owner, name, around: states.append(dict(vars(owner))))
+    coordinator = SimpleNamespace(_cluster=SimpleNamespace(closure_queue=_CoordinatedClosureQueue(), workers=[]))
+    closure_queue.ClosureQueue.of(coordinator)
+    (state,) = states
+    assert {"ended", "_rule", "_scheduling", "_busy_since_s"} <= set(state)
+
+
 @inprocess
 def test_workers_take_closures_by_a_rule(cluster_spec):
     import tensorflow as tf

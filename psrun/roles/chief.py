@@ -43,14 +43,14 @@ class Chief:
     Attributes:
       folder, reporter: of the task.
       pulse: the heartbeat of this process.
-      session: the training session, once it has started.
+      training: once it has started.
     """
 
     def __init__(self, run_config: RunConfig, context: TaskContext, reporter: Reporter) -> None:
         self.folder = context.folder
         self.reporter = reporter
         self.pulse = Pulse()
-        self.session: TrainingRun | None = None
+        self.training: TrainingRun | None = None
         self._cluster = run_config.cluster
         self._partitioner = run_config.partitioner
         self._topology = context.topology
@@ -140,7 +140,7 @@ class Chief:
         if topology is not None and cluster.has_server_processes:
             error = TaskLostError if cluster.started_elsewhere else ClusterError  # a supervisor restarts servers
             strategy.wait_for_servers(topology, within_s=cluster.connect_timeout_s, error=error)
-        with self._watched() as check_servers, failures.named(lambda: self.session, check_servers):
+        with self._watched() as check_servers, failures.named(lambda: self.training, check_servers):
             if self._reservation:
                 self._reservation.close()
             yield self._connect(cluster, self._partitioner, topology)
@@ -163,7 +163,7 @@ class Chief:
             task = Task.named(self._loss.task) or CHIEF
             before_s = max(0.0, time.time() - self._loss.at_s)
             self._recoveries.failed(task, self._loss.cause, step=self._loss.step, attempt=True, before_s=before_s)
-        watch = Watch(cluster, self._topology, self.reporter, self._recoveries, ask=_ask, training=self._training,
+        watch = Watch(cluster, self._topology, self.reporter, self._recoveries, ask=_ask, training=self._status,
                       give_up=self._give_up)  # fmt: skip
         watch.start()
         try:
@@ -172,7 +172,7 @@ class Chief:
             self._recoveries.end(self.pulse.last_step or 0)
         finally:
             watch.stop()
-            self._recoveries.count_repeated(self.session.steps_repeated if self.session else 0)
+            self._recoveries.count_repeated(self.training.steps_repeated if self.training else 0)
             self.folder.record("recoveries", rows=self._recoveries.rows)
 
     def _earlier_loss(self) -> Loss | None:
@@ -188,7 +188,7 @@ class Chief:
             self.reporter.emit("failure", step=loss.step, task=loss.task, cause=loss.cause, action=action)
         return loss
 
-    def _training(self) -> TrainingStatus:
+    def _status(self) -> TrainingStatus:
         """The current status of the training; never blocks."""
         pulse = self.pulse
         return TrainingStatus(pulse.state, pulse.last_step, pulse.slowest_step_s, pulse.advances)

@@ -108,36 +108,36 @@ def _report_data(run_config: RunConfig, source: DataSource, reporter: Reporter, 
 
 
 def _train(program: Program, trainer: Trainer, hooks: Hooks, chief: Chief, stop: Stop) -> None:
-    session = _session(program, trainer, hooks, chief, stop)
+    run = _make_run(program, trainer, hooks, chief, stop)
     folder = chief.folder
     reporter = chief.reporter
-    chief.session = session
-    chief.pulse = session.monitor
-    session.monitor.start()
-    hooks.start(program, session.monitor)
+    chief.training = run
+    chief.pulse = run.monitor
+    run.monitor.start()
+    hooks.start(program, run.monitor)
     stop.defer(_STOP_WITHIN_S)
     try:
-        trainer.train(program, session)
-        session.end()
+        trainer.train(program, run)
+        run.end()
         if program.config.export.at_end and folder.whole is folder:
-            session.monitor.state = "exporting"
+            run.monitor.state = "exporting"
             _export(program, folder, reporter)
     finally:
         hooks.stop()
-        session.monitor.stop()
-        folder.record("trained", **_result(session, reporter))
+        run.monitor.stop()
+        folder.record("trained", **_result(run, reporter))
         _record_evaluator(program.config.evaluation, folder)
     result = folder.stored()
     keys = ("metrics", "time_to_first_step_s", "steps_per_s", "examples_per_s", "step_time")
-    last_step = session.monitor.last_step
+    last_step = run.monitor.last_step
     stale = staleness.brief(result.get("staleness"))
-    own = {"steps": last_step - session.first_step, "seconds": round(time.time() - psutil.Process().create_time(), 3)}
-    ended_early = folder.whole.why_ends_early if session.ends_early else None
+    own = {"steps": last_step - run.first_step, "seconds": round(time.time() - psutil.Process().create_time(), 3)}
+    ended_early = folder.whole.why_ends_early if run.ends_early else None
     facts = {"this_process": own, "staleness": stale, "ended_early": ended_early}
     reporter.emit("end", step=last_step, **facts, **{key: result.get(key) for key in keys})
 
 
-def _session(program: Program, trainer: Trainer, hooks: Hooks, chief: Chief, stop: Stop) -> TrainingRun:
+def _make_run(program: Program, trainer: Trainer, hooks: Hooks, chief: Chief, stop: Stop) -> TrainingRun:
     """The training, with the variables and the position of the checkpoint or backup that it resumes from, if any."""
     folder = chief.folder
     reporter = chief.reporter
@@ -153,7 +153,7 @@ def _session(program: Program, trainer: Trainer, hooks: Hooks, chief: Chief, sto
         start = backup
         policies.go_on(backup.scheduled)
     lockstep = SynchronizedStop(task_files.stop_marker(folder.whole.path), leads=folder.whole is folder)
-    session = TrainingRun(
+    run = TrainingRun(
         program,
         reporter,
         folder=folder,
@@ -161,10 +161,10 @@ def _session(program: Program, trainer: Trainer, hooks: Hooks, chief: Chief, sto
         stop=stop,
         lockstep=lockstep if program.config.cluster.has_synchronous_workers else None,
     )
-    session.actions = actions.in_order(
-        session, hooks=hooks, policies=policies, schedule=schedule, evaluator=modes.make(program)
+    run.actions = actions.in_order(
+        run, hooks=hooks, policies=policies, schedule=schedule, evaluator=modes.make(program)
     )
-    return session
+    return run
 
 
 def _schedule(program: Program, folder: RunFolder, reporter: Reporter) -> CheckpointSchedule | None:
@@ -191,18 +191,18 @@ def _export(program: Program, folder: RunFolder, reporter: Reporter) -> None:
     reporter.emit("export", step=loaded.checkpoint.step, path=str(path))
 
 
-def _result(session: TrainingRun, reporter: Reporter) -> dict[str, Any]:
+def _result(run: TrainingRun, reporter: Reporter) -> dict[str, Any]:
     """The keys of run.json that are known once the training has ended, also after an error."""
-    clock = session.clock
-    monitor = session.monitor
+    clock = run.clock
+    monitor = run.monitor
     rate = clock.rate()
     first_s = monitor.first_step_s
     return {
-        "steps": session.steps,
+        "steps": run.steps,
         "steps_per_s": rate,
-        "examples_per_s": None if rate is None else rate * session.program.examples_per_step,
+        "examples_per_s": None if rate is None else rate * run.program.examples_per_step,
         "time_to_first_step_s": None if first_s is None else round(reporter.wall_s - (time.monotonic() - first_s), 3),
-        "step_time": asdict(session.step_time) if session.step_time else None,
+        "step_time": asdict(run.step_time) if run.step_time else None,
         "wall_s": round(reporter.wall_s, 3),
         "pid": os.getpid(),
     }

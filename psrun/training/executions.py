@@ -14,18 +14,18 @@ Executions = AsynchronousSteps | SynchronousSteps
 
 
 def make(
-    program: Program, session: TrainingRun, feed: Stream, profiler: StepProfiler, step: Step | None = None
+    program: Program, run: TrainingRun, feed: Stream, profiler: StepProfiler, step: Step | None = None
 ) -> Executions:
     """Schedules the steps of one kind, as the consistency mode says.
 
     Args:
       feed, profiler, step: as for `AsynchronousSteps`.
     """
-    closures, meter = session.closures, session.meter
+    closures, meter = run.closures, run.meter
     if isinstance(closures, RoundClosures):
-        session.packed(Packed(1))
+        run.packed(Packed(1))
         return SynchronousSteps(
-            program, closures, feed, profiler, meter, ends_epoch=session.ends_epoch, warn=session.warn, step=step
+            program, closures, feed, profiler, meter, ends_epoch=run.ends_epoch, warn=run.warn, step=step
         )
-    planned = session.left - session.scheduled
-    return AsynchronousSteps(program, closures, feed, profiler, meter, session.packed, planned=planned, step=step)
+    planned = run.left - run.scheduled
+    return AsynchronousSteps(program, closures, feed, profiler, meter, run.packed, planned=planned, step=step)

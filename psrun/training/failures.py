@@ -44,7 +44,7 @@ def named(
     """Raises TensorFlow's errors as psrun's.
 
     Args:
-      current: the session, once there is one.
+      current: the training, once there is one.
       check_servers: raises TaskLostError if a parameter server was restarted, independently of TensorFlow's error.
 
     Raises:
@@ -59,17 +59,17 @@ def named(
     try:
         yield
     except tf.errors.OpError as error:
-        session = current()
-        if session is not None:
+        run = current()
+        if run is not None:
             with suppress(tf.errors.OpError):  # raised by a hook that met the same lost server
-                session.check()
+                run.check()
         check_servers()
         if task_lost(error):
             task = task_in(str(error))
             raise TaskLostError(f"{task or 'a task'} was lost: {gist(str(error))}", task=task) from error
         cause = logged.cause(str(error))
-        if data_ended(gist(cause)) and session is not None:
-            raise DataExhaustedError.at(session.program.iterations, session.monitor.planned) from error
+        if data_ended(gist(cause)) and run is not None:
+            raise DataExhaustedError.at(run.program.iterations, run.monitor.planned) from error
         if problem := autoshard.too_few_files(cause):
             raise ConfigError([problem]) from error
         if rows.NOT_FINITE in cause:

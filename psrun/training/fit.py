@@ -46,7 +46,7 @@ def _train(callback_list: list[Any], program: Program, run: TrainingRun) -> None
         return
     steps = None
     if program.distribution.coordinator is not None:
-        steps = executions.make(program, run, run.feed(), run.stages())
+        steps = executions.make(program, run, run.feed(), run.make_profiler())
         callback_list = [*callback_list, ScheduledSteps(program, steps)]
     callback_list = [Epochs(run, steps, first_batch=steps_done if backups else 0), *callback_list]
     if steps_done and not backups:

@@ -133,8 +133,8 @@ class TrainingRun:
       left: number of steps to apply when the run began.
       delay: simulates late updates; None if the mode is another.
       audit: counts the examples of applied steps; None if nobody asked for it.
-      profiler: measures the stages of steps on workers; None before there are any.
-      step_time: the stages of a step up to the last epoch; None if they are not measured.
+      profiler: measures where the time of steps on workers goes; None before there are any.
+      step_time: where the time of a step has gone up to the last epoch; None if it is not measured.
     """
 
     def __init__(
@@ -316,7 +316,7 @@ class TrainingRun:
         """Makes the training data from here on, in this process."""
         return self._feeds.dataset(self.scheduled)
 
-    def stages(self) -> StepProfiler:
+    def make_profiler(self) -> StepProfiler:
         """The profiler that measures where the time of steps on workers goes."""
         self.profiler = StepProfiler(self.program)
         return self.profiler

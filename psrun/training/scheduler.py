@@ -24,9 +24,9 @@ _MOST_KINDS = 8
 class Scheduler:
     """Schedules the steps of a program on workers; without workers, runs them at once."""
 
-    def __init__(self, program: Program, session: TrainingRun) -> None:
+    def __init__(self, program: Program, run: TrainingRun) -> None:
         self._program = program
-        self._session = session
+        self._run = run
         self._on_workers: dict[Step | None, Executions] = {}
         self._coordinator = program.distribution.coordinator
         self._do: dict[Step | None, Callable[[int], int]] = {}
@@ -71,19 +71,19 @@ class Scheduler:
 
     @functools.cached_property
     def _feed(self) -> Stream:
-        return self._session.feed()
+        return self._run.feed()
 
     @functools.cached_property
     def _profiler(self) -> StepProfiler:
-        return self._session.stages()
+        return self._run.make_profiler()
 
     @functools.cached_property
     def _iterator(self) -> Any:
-        dataset = self._session.train_dataset()
+        dataset = self._run.train_dataset()
         return iter(self._program.distribution.strategy.experimental_distribute_dataset(dataset()))
 
     def _make(self, step: Step | None) -> Executions:
-        self._on_workers[step] = executions.make(self._program, self._session, self._feed, self._profiler, step)
+        self._on_workers[step] = executions.make(self._program, self._run, self._feed, self._profiler, step)
         return self._on_workers[step]
 
     def _alone(self, step: Step | None) -> Callable[[int], int]:
