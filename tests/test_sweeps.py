@@ -280,6 +280,19 @@ def test_jobs_with_the_same_choices_are_composed_once(tmp_path, monkeypatch, com
     assert own.overrides.task == ["seed=2", "model=embedding"]
 
 
+def test_each_wrong_value_of_a_sweep_is_reported():
+    problems = hydra_sweeps._problems(
+        ["-m", "model=dnse,cn,dense", "optimizer=glob(s*)", "trainer.epohcs=2", "seed=[1"]
+    )
+    assert [(problem.key, problem.message.partition(".")[0]) for problem in problems[:4]] == [
+        ("model", "there is no model named 'dnse'"),
+        ("seed", "has the value [1, which cannot be read at '[1': close each bracket and quote, and quote text"),
+        ("model", "there is no model named 'cn'"),
+        ("trainer.epohcs", "no such key or group (value '2')"),
+    ]
+    assert len(problems) == 4
+
+
 def test_a_key_that_does_not_exist_is_one_mistake_of_a_sweep_whatever_its_values(monkeypatch, compositions):
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     problems = hydra_sweeps._problems(["-m", "trainer.epoch=1,2,3", "trainer.epochs=1,0"])

@@ -8,6 +8,7 @@ process: TensorFlow's servers cannot be stopped, and launchers reuse a process f
 from __future__ import annotations
 
 import atexit
+import contextlib
 import importlib
 import itertools
 import logging
@@ -18,9 +19,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from hydra.core.config_loader import ConfigLoader
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, configure_log, run_job
+from hydra.errors import HydraException
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
@@ -297,8 +300,13 @@ def _problems(arguments: list[str]) -> list[Problem]:
     refused = overrides.problems(arguments, sweeps=True)
     problems = dict.fromkeys(refused.values())
     composer = Composer(arguments)
+    options, _ = arguments_of_a_run.split(arguments)
+    for argument in refused:  # each of its values may be wrong
+        with contextlib.suppress(HydraException):  # one that cannot be read
+            for each in _expanded([*options, argument], composer.loader):
+                problems.update(dict.fromkeys(overrides.problems(each, sweeps=False).values()))
     known: set[str] = set()
-    for each in _expanded([argument for argument in arguments if argument not in refused]):
+    for each in _expanded([argument for argument in arguments if argument not in refused], composer.loader):
         try:
             composer.compose(each)
         except ConfigError as error:  # a key that does not exist is one mistake, whatever its values
@@ -307,10 +315,10 @@ def _problems(arguments: list[str]) -> list[Problem]:
     return list(problems)
 
 
-def _expanded(arguments: list[str], *, most: int = 50) -> list[list[str]]:
-    """The arguments of single jobs, without the parameters of a search."""
+def _expanded(arguments: list[str], loader: ConfigLoader | None = None, *, most: int = 50) -> list[list[str]]:
+    """The arguments of single jobs, without the parameters of a search; `loader` knows the choices of `glob`."""
     options, _ = arguments_of_a_run.split(arguments)
-    swept = [each for each in overrides.parsed(arguments) if not each.is_interval_sweep()]
+    swept = [each for each in overrides.parsed(arguments, loader) if not each.is_interval_sweep()]
     values = [
         [f"{each.get_key_element()}={value}" for value in each.sweep_string_iterator()]
         if each.is_discrete_sweep()
