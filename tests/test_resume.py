@@ -239,7 +239,7 @@ def test_a_refused_resume_rewrites_nothing(composed, tmp_path):
 
 
 def test_the_files_of_hydra_are_replaced_whole(composed, tmp_path):
-    """The tasks of a Slurm step share a folder: one reads these files while another writes them."""
+    """A process that resumes or watches the run may read these files while another one writes them."""
     composed("hydra.run.dir=run")
     files = {path.name: path.open() for path in (tmp_path / "run" / ".hydra").iterdir()}
     before = {name: (tmp_path / "run" / ".hydra" / name).read_text() for name in files}
