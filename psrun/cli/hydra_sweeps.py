@@ -172,13 +172,18 @@ def _begin(running: SweepRunner, config: DictConfig) -> None:
         config.hydra.sweep.dir = str(folder)
         # Jobs are composed again, possibly in other processes, with another time and working directory.
         config.hydra.overrides.hydra.append(f"hydra.sweep.dir={quoted(folder)}")
-    search = config.hydra.runtime.choices["hydra/sweeper"] != "basic"
+    search = not _is_basic(config.hydra.sweeper)
     keys: Any = OmegaConf.to_container(config.sweep)
     running.begin(folder, search=search, keys=keys)
     if search:
         given_keys = {key_of(override) for override in config.hydra.overrides.hydra}
         with read_write(config), open_dict(config):
             running.add(_settle(config.hydra.sweeper, given_keys, keys["mode"]))
+
+
+def _is_basic(plugin: DictConfig) -> bool:
+    """Whether a sweeper or a launcher is Hydra's own, whatever its choice is called."""
+    return str(plugin["_target_"]).rpartition(".")[2] in ("BasicSweeper", "BasicLauncher")
 
 
 def _settle(sweeper: DictConfig, given_keys: set[str], mode: str | None) -> list[str]:
@@ -221,7 +226,7 @@ class SweepLauncher(Launcher):
         self._inner: Launcher | None = None
         with read_write(config), open_dict(config):
             config.hydra.launcher = chosen
-        if config.hydra.runtime.choices["hydra/launcher"] == "basic":
+        if _is_basic(config.hydra.launcher):
             return
         plugins = Plugins.instance()
         inner = plugins.instantiate_launcher(hydra_context=hydra_context, task_function=task_function, config=config)
