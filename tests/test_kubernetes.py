@@ -438,6 +438,24 @@ def test_an_existing_run_is_reported(tmp_path, monkeypatch, capsys, over):
     assert "run-1 was submitted before and is running" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("told", "hint"),
+    [
+        ("Unable to connect to the server: dial tcp: no such host", "check `kubectl cluster-info` and KUBECONFIG"),
+        ('no matches for kind "JobSet"', "requires the operator of JobSet"),
+        ("field is immutable", "delete it, or set another kubernetes.name"),
+    ],
+)
+def test_what_kubectl_refuses_is_reported_with_the_next_move(monkeypatch, told, hint):
+    monkeypatch.setattr(shutil, "which", lambda name: name)
+    answer = subprocess.CompletedProcess(["kubectl"], 1, "", told)
+    monkeypatch.setattr(kubectl.Kubectl, "_run", lambda *_, **__: answer)
+    with pytest.raises(PsrunError) as refused:
+        kubectl.Kubectl(None).apply("", run_config("cluster=kubernetes", *GIVEN).submission)
+    assert told in str(refused.value)
+    assert str(refused.value).count(hint) == 1
+
+
 def test_a_restart_budget_that_is_spent_ends_what_is_followed(monkeypatch):
     ended = [pod({"terminated": {"exitCode": 137}})]
     assert followed(FakeKubectl((ended, False), (ended, True)), monkeypatch)[0] == ExitCode.RESTART

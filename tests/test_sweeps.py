@@ -14,12 +14,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from hydra.types import RunMode
 from omegaconf import OmegaConf
 from rich.console import Console
 from support import run_config
 
 from psrun import files
 from psrun.cli import hydra_sweeps
+from psrun.config.compose import Composer
 from psrun.errors import ConfigError, SweepError
 from psrun.launch.sweeps import jobs
 from psrun.results.sweep import Job, Sweep, SweepReader, distinguishing
@@ -280,11 +282,43 @@ def test_jobs_with_the_same_choices_are_composed_once(tmp_path, monkeypatch, com
     assert own.overrides.task == ["seed=2", "model=embedding"]
 
 
+def test_each_wrong_value_of_a_sweep_is_reported():
+    problems = hydra_sweeps._problems(
+        ["-m", "model=dnse,cn,dense", "optimizer=glob(s*)", "trainer.epohcs=2", "seed=[1"]
+    )
+    assert [(problem.key, problem.message.partition(".")[0]) for problem in problems[:4]] == [
+        ("model", "there is no model named 'dnse'"),
+        ("seed", "has the value [1, which cannot be read at '[1': close each bracket and quote, and quote text"),
+        ("model", "there is no model named 'cn'"),
+        ("trainer.epohcs", "no such key or group (value '2')"),
+    ]
+    assert len(problems) == 4
+
+
 def test_a_key_that_does_not_exist_is_one_mistake_of_a_sweep_whatever_its_values(monkeypatch, compositions):
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     problems = hydra_sweeps._problems(["-m", "trainer.epoch=1,2,3", "trainer.epochs=1,0"])
     assert [problem.key for problem in problems] == ["trainer.epoch", "trainer.epochs"]
     assert len(compositions) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "are_basic"),
+    [
+        ([], (True, True)),
+        (["hydra.launcher._target_=hydra_plugins.hydra_joblib_launcher.joblib_launcher.JoblibLauncher"], (True, False)),
+        (["--config-dir", "own", "hydra/launcher=mine"], (True, True)),
+        (["hydra.sweeper._target_=own.Search"], (False, True)),
+    ],
+)
+def test_a_plug_in_counts_by_its_class_not_by_the_name_of_its_choice(tmp_path, monkeypatch, arguments, are_basic):
+    file = tmp_path / "own" / "hydra" / "launcher" / "mine.yaml"
+    file.parent.mkdir(parents=True)
+    target = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"
+    file.write_text(f"# @package hydra.launcher\n_target_: {target}\n")
+    monkeypatch.chdir(tmp_path)
+    hydra = Composer(arguments).compose([*arguments, "hydra.mode=MULTIRUN"], mode=RunMode.MULTIRUN).hydra
+    assert (hydra_sweeps._is_basic(hydra.sweeper), hydra_sweeps._is_basic(hydra.launcher)) == are_basic
 
 
 def test_a_sweep_is_split_in_jobs():

@@ -229,11 +229,7 @@ def _job(own: DictConfig, subdir: str | None, started_s: float) -> ExitCode:
 
 
 def _write_hydra(folder: Path, own: DictConfig, subdir: str) -> None:
-    """Writes the files of Hydra, each at once.
-
-    The tasks of a Slurm step share a run folder, and each composes the run: a task that resumes the run would read half
-    of what another one writes.
-    """
+    """Writes the files of Hydra, each at once: a process that resumes or watches the run never reads half of one."""
     hydra: Any = HydraConfig.instance().cfg
     hydra = hydra.copy()
     with read_write(hydra.hydra):

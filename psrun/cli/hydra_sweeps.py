@@ -8,6 +8,7 @@ process: TensorFlow's servers cannot be stopped, and launchers reuse a process f
 from __future__ import annotations
 
 import atexit
+import contextlib
 import importlib
 import itertools
 import logging
@@ -18,9 +19,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from hydra.core.config_loader import ConfigLoader
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, configure_log, run_job
+from hydra.errors import HydraException
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
@@ -169,13 +172,18 @@ def _begin(running: SweepRunner, config: DictConfig) -> None:
         config.hydra.sweep.dir = str(folder)
         # Jobs are composed again, possibly in other processes, with another time and working directory.
         config.hydra.overrides.hydra.append(f"hydra.sweep.dir={quoted(folder)}")
-    search = config.hydra.runtime.choices["hydra/sweeper"] != "basic"
+    search = not _is_basic(config.hydra.sweeper)
     keys: Any = OmegaConf.to_container(config.sweep)
     running.begin(folder, search=search, keys=keys)
     if search:
         given_keys = {key_of(override) for override in config.hydra.overrides.hydra}
         with read_write(config), open_dict(config):
             running.add(_settle(config.hydra.sweeper, given_keys, keys["mode"]))
+
+
+def _is_basic(plugin: DictConfig) -> bool:
+    """Whether a sweeper or a launcher is Hydra's own, whatever its choice is called."""
+    return str(plugin["_target_"]).rpartition(".")[2] in ("BasicSweeper", "BasicLauncher")
 
 
 def _settle(sweeper: DictConfig, given_keys: set[str], mode: str | None) -> list[str]:
@@ -218,7 +226,7 @@ class SweepLauncher(Launcher):
         self._inner: Launcher | None = None
         with read_write(config), open_dict(config):
             config.hydra.launcher = chosen
-        if config.hydra.runtime.choices["hydra/launcher"] == "basic":
+        if _is_basic(config.hydra.launcher):
             return
         plugins = Plugins.instance()
         inner = plugins.instantiate_launcher(hydra_context=hydra_context, task_function=task_function, config=config)
@@ -297,8 +305,13 @@ def _problems(arguments: list[str]) -> list[Problem]:
     refused = overrides.problems(arguments, sweeps=True)
     problems = dict.fromkeys(refused.values())
     composer = Composer(arguments)
+    options, _ = arguments_of_a_run.split(arguments)
+    for argument in refused:  # each of its values may be wrong
+        with contextlib.suppress(HydraException):  # one that cannot be read
+            for each in _expanded([*options, argument], composer.loader):
+                problems.update(dict.fromkeys(overrides.problems(each, sweeps=False).values()))
     known: set[str] = set()
-    for each in _expanded([argument for argument in arguments if argument not in refused]):
+    for each in _expanded([argument for argument in arguments if argument not in refused], composer.loader):
         try:
             composer.compose(each)
         except ConfigError as error:  # a key that does not exist is one mistake, whatever its values
@@ -307,10 +320,10 @@ def _problems(arguments: list[str]) -> list[Problem]:
     return list(problems)
 
 
-def _expanded(arguments: list[str], *, most: int = 50) -> list[list[str]]:
-    """The arguments of single jobs, without the parameters of a search."""
+def _expanded(arguments: list[str], loader: ConfigLoader | None = None, *, most: int = 50) -> list[list[str]]:
+    """The arguments of single jobs, without the parameters of a search; `loader` knows the choices of `glob`."""
     options, _ = arguments_of_a_run.split(arguments)
-    swept = [each for each in overrides.parsed(arguments) if not each.is_interval_sweep()]
+    swept = [each for each in overrides.parsed(arguments, loader) if not each.is_interval_sweep()]
     values = [
         [f"{each.get_key_element()}={value}" for value in each.sweep_string_iterator()]
         if each.is_discrete_sweep()

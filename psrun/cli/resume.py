@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +28,13 @@ def compose(arguments: Sequence[str], folder: Path) -> DictConfig:
       ConfigError: the folder holds no run, or the arguments are wrong; lists all problems.
     """
     recorded = _recorded_overrides(folder, arguments)
+    choices = _recorded_choices(folder)
+    arguments = [each for each in arguments if not _names_what_is_gone(each, choices, arguments)]
     now = [each for each in arguments if not each.startswith("resume=")]
     now += [f"resume={quoted(folder)}", f"hydra.run.dir={quoted(folder)}"]
     if any(each.startswith("mode=") and each != "mode=train" for each in arguments):
         now.append("hydra.output_subdir=null")  # leaves the recorded configuration unchanged
-    run = _Recorded(folder, arguments, recorded)
+    run = _Recorded(folder, arguments, recorded, choices)
     return Composer(arguments).compose([*now, *run.explicit], implied=run.implied, prepare=run.lay_over)
 
 
@@ -65,22 +67,23 @@ class _Recorded:
       folder: the run folder.
       arguments: those of this command.
       before: the arguments of the run so far.
+      choices: of the run so far, by group.
 
     Attributes:
       explicit: choices among these that still hold and whose files are here.
       implied: the other choices that still hold and whose files are here, such as defaults.
     """
 
-    def __init__(self, folder: Path, arguments: Sequence[str], before: Sequence[str]) -> None:
+    def __init__(
+        self, folder: Path, arguments: Sequence[str], before: Sequence[str], choices: Mapping[str, Any]
+    ) -> None:
         self._folder = folder
         self._now = {key_of(each) for each in arguments}
         self._replaced = {name for name in self._now if name in groups.ONE_CHOICE}
         self._replaced |= {"data"} if "model" in self._now else set()  # a model selects data
-        composed, hydra = (folder / name for name in HYDRA[:2])
+        composed = folder / HYDRA[0]
         self._written: Any = _loaded(composed) if composed.exists() else {}
-        self._choices: dict[str, Any] = (
-            _loaded(hydra)["hydra"]["runtime"]["choices"] if hydra.exists() else _kinds(folder / CONFIG)
-        )
+        self._choices = choices
         known = {**groups.choices(arguments), **self._choices}
         held = overrides.parsed([each for each in before if key_of(each) not in self._now])
         chosen = [each for each in held if overrides.is_of_a_group(each, known)]
@@ -122,6 +125,22 @@ class _Recorded:
 
 def _loaded(path: Path) -> Any:
     return OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+
+
+def _recorded_choices(folder: Path) -> dict[str, Any]:
+    """The choices of the run in `folder`, by group or GROUP@PLACE."""
+    hydra = folder / HYDRA[1]
+    choices: dict[str, Any] = (
+        _loaded(hydra)["hydra"]["runtime"]["choices"] if hydra.exists() else _kinds(folder / CONFIG)
+    )
+    return choices
+
+
+def _names_what_is_gone(argument: str, choices: Mapping[str, Any], arguments: Sequence[str]) -> bool:
+    """Whether an argument repeats a recorded choice whose file is not here: what it held is recorded."""
+    group, value = key_of(argument), argument.partition("=")[2]
+    is_recorded = any(name.partition("@")[0] == group and choice == value for name, choice in choices.items())
+    return is_recorded and value not in groups.choices_of(group, arguments)
 
 
 def _kinds(config: Path) -> dict[str, str]:

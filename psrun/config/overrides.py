@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Override, OverrideType, QuotedString
 from hydra.errors import HydraException
@@ -33,9 +34,9 @@ _FOLDERS = ("hydra.run.dir", "hydra.sweep.dir")
 _SET_HERE = (OverrideType.CHANGE, OverrideType.ADD, OverrideType.FORCE_ADD, OverrideType.DEL)
 
 
-def parsed(arguments: Sequence[str]) -> list[Override]:
+def parsed(arguments: Sequence[str], loader: ConfigLoader | None = None) -> list[Override]:
     """The arguments GROUP=NAME and KEY=VALUE, which have no `problems`, as Hydra reads them."""
-    return OverridesParser.create().parse_overrides(split(arguments)[1])
+    return OverridesParser.create(config_loader=loader).parse_overrides(split(arguments)[1])
 
 
 def is_of_a_group(override: Override, known: Mapping[str, Any]) -> bool:

@@ -99,6 +99,7 @@ class Sidecar:
 
     def _result_to_be_resumed(self) -> dict[str, Any] | None:
         """The recorded result of a run whose chief has yet to resume it; None otherwise."""
+        result = self._folder.stored()  # first: what a chief records from now on is not of an earlier training
         if self._run.resume is None or process.SUPERVISOR_PID in os.environ or self._folder.ends_early():
             return None
         epochs = self._run.trainer.epochs
@@ -106,7 +107,7 @@ class Sidecar:
             with contextlib.suppress(OSError, ValueError):
                 if any(self._store.manifest(step).position.epochs >= epochs for step in self._store.steps()):
                     return None
-        return self._folder.stored()
+        return result
 
     def watch(self, stop: Stop) -> None:
         """Evaluates existing and new checkpoints until the run is over, `max_evaluations` is reached, or a signal

@@ -24,7 +24,9 @@ _HOPELESS = {  # reasons of a container that does not run which do not resolve t
     "ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError",
     "CreateContainerError", "RunContainerError", "StartError", "ContainerCannotRun",
 }  # fmt: skip
+_CHECK = "kubectl cannot reach a cluster: check `kubectl cluster-info` and KUBECONFIG"
 _HINTS = {
+    **dict.fromkeys(("connection refused", "no such host", "Unable to connect"), _CHECK),
     "no matches for kind": "kubernetes.kind=jobset requires the operator of JobSet; indexed_jobs requires none",
     "immutable": "A run of that name exists: delete it, or set another kubernetes.name",
 }
@@ -71,7 +73,7 @@ class Kubectl:
         if completed.returncode == 0:
             return f"{manifests.main_object(settings)} unchanged" not in completed.stdout.splitlines()
         message = completed.stderr.strip()
-        hints = [f"\n{hint}" for part, hint in _HINTS.items() if part in message]
+        hints = dict.fromkeys(f"\n{hint}" for part, hint in _HINTS.items() if part in message)
         raise PsrunError(f"kubectl apply exited with code {completed.returncode}: {message}{''.join(hints)}")
 
     def get(self, *what: str) -> dict[str, Any] | None:
