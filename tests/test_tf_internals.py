@@ -458,6 +458,20 @@ def test_the_end_of_a_closure_is_notified(cluster_spec):
 
 
 @pytest.mark.tensorflow
+@pytest.mark.parametrize(("takes", "skips"), [("", False), (", **options", True), (", name=None, *, rest=0", False)])
+def test_aggregation_is_skipped_also_by_an_optimizer_that_passes_options_on(takes, skips):
+    import tf_keras
+
+    from psrun.tf_internals import optimizers
+
+    names: dict[str, object] = {}
+    exec(f"def apply_gradients(self, grads_and_vars{takes}): pass", names)
+    own = type("Own", (tf_keras.optimizers.SGD,), {"apply_gradients": names["apply_gradients"]})()
+    assert optimizers.without_aggregation(own) == ({"skip_gradients_aggregation": True} if skips else {})
+    assert optimizers.without_aggregation(tf_keras.optimizers.SGD())
+
+
+@pytest.mark.tensorflow
 def test_a_queue_has_its_state_before_the_threads_of_workers_call_its_methods(monkeypatch):
     from types import SimpleNamespace
 

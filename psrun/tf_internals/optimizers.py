@@ -187,10 +187,12 @@ def aggregates_as_keras(optimizer: Any) -> bool:
 
 def without_aggregation(optimizer: Any) -> dict[str, bool]:
     """The options of `apply_gradients` with which it does not add up the gradients of replicas; none if a user's
-    optimizer takes no such option.
+    optimizer takes no such option, and passes none on.
     """
     option = "skip_gradients_aggregation"
-    return {option: True} if option in inspect.signature(type(optimizer).apply_gradients).parameters else {}
+    parameters = inspect.signature(type(optimizer).apply_gradients).parameters
+    passes_on = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
+    return {option: True} if passes_on or option in parameters else {}
 
 
 def update_method(optimizer: Any) -> str:
