@@ -77,6 +77,14 @@ def test_callbacks_of_hydra_are_called_in_a_run(tmp_path, monkeypatch):
     assert Recorder.called == ["on_run_start", "on_job_start", "on_job_end", "on_run_end"]
 
 
+@pytest.mark.parametrize("key", ["hydra.run.dir", "hydra.sweep.subdir"])
+def test_a_reference_to_nothing_in_a_key_of_hydra_is_a_mistake(tmp_path, monkeypatch, key):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["psrun", f"{key}=${{nope}}"])
+    with pytest.raises(ConfigError, match="nope"):
+        hydra_app.run(0.0)
+
+
 @pytest.fixture
 def refused(tmp_path, monkeypatch):
     """The command's message about arguments that cannot be composed; `files` by name lie under --config-dir."""

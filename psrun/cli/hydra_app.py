@@ -65,6 +65,9 @@ def run(started_s: float) -> ExitCode:
     except PsrunError as error:
         code = error.exit_code
         raise _told_where(error, started_in, command_line) from None
+    except compose.HYDRA_ERRORS as error:  # a reference in Hydra's own keys is resolved when the run begins
+        code = ExitCode.USAGE
+        raise ConfigError([compose.problem_of(error)]) from error
     finally:
         if undo is not None and code == ExitCode.USAGE:
             undo()

@@ -128,9 +128,9 @@ class Composer:
             try:
                 config = self._load(known, mode)
             except HYDRA_ERRORS as worse:
-                raise ConfigError([_of_hydra(worse)]) from worse
+                raise ConfigError([problem_of(worse)]) from worse
             problems = [problem for each in suspects if (problem := self._refused(each, config))]
-            return config, problems or [_of_hydra(error)]
+            return config, problems or [problem_of(error)]
 
     def _refused(self, override: Override, config: DictConfig) -> Problem | None:
         """Why Hydra refuses an override of one of its keys, or of a group that has no choice by default."""
@@ -306,8 +306,8 @@ def _unreadable_file(error: yaml.YAMLError | UnicodeDecodeError) -> Problem:
     return Problem("", f"{mark.name}, line {mark.line + 1}, column {mark.column + 1}: {error.problem}{context}")
 
 
-def _of_hydra(error: BaseException) -> Problem:
-    """The problem that Hydra's error reports in a YAML file."""
+def problem_of(error: BaseException) -> Problem:
+    """The problem that Hydra's error reports in a YAML file, or in a reference of Hydra's own keys."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, OmegaConfBaseException):
         cause = cause.__cause__ or cause.__context__
