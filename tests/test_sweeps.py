@@ -293,6 +293,11 @@ def test_each_wrong_value_of_a_sweep_is_reported():
         ("trainer.epohcs", "no such key or group (value '2')"),
     ]
     assert len(problems) == 4
+    given = ["-m", "model=dnes", "model.hidden_units=[8],[9]", "seed=x,1", "+tracker=none,mlflow"]
+    assert [problem.key for problem in hydra_sweeps._problems(given)] == ["model", "tracker", "seed"]
+    given = ["-m", "tracker=none", "tracker=mlflow,none"]
+    message = "is chosen twice, as none and as mlflow,none; keep one of them"
+    assert [problem.message for problem in hydra_sweeps._problems(given)] == [message]
 
 
 def test_a_key_that_does_not_exist_is_one_mistake_of_a_sweep_whatever_its_values(monkeypatch, compositions):

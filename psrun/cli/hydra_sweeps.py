@@ -307,16 +307,19 @@ def _problems(arguments: list[str]) -> list[Problem]:
     composer = Composer(arguments)
     options, _ = arguments_of_a_run.split(arguments)
     for argument in refused:  # each of its values may be wrong
+        if argument.startswith("+"):  # all of them are
+            continue
         with contextlib.suppress(HydraException):  # one that cannot be read
             for each in _expanded([*options, argument], composer.loader):
                 problems.update(dict.fromkeys(overrides.problems(each, sweeps=False).values()))
     known: set[str] = set()
-    for each in _expanded([argument for argument in arguments if argument not in refused], composer.loader):
+    for each in _expanded(overrides.without_mistakes(arguments, refused), composer.loader):
         try:
-            composer.compose(each)
+            found = compose.problems_of_values(compose.values(composer.compose(each)))
         except ConfigError as error:  # a key that does not exist is one mistake, whatever its values
-            problems.update(dict.fromkeys(problem for problem in error.problems if problem.key not in known))
+            found = [problem for problem in error.problems if problem.key not in known]
             known |= {problem.key for problem in error.problems if problem.message.startswith("no such key")}
+        problems.update(dict.fromkeys(found))
     return list(problems)
 
 

@@ -181,12 +181,13 @@ def _of_group(
 ) -> Problem | None:
     """The problem of an argument that chooses of a group; `before` is the value of an earlier one."""
     key = override.key_or_group
+    given = str(override.input_line).partition("=")[2]  # with -m perhaps several values
     of_hydra = key.partition("/")[0] == "hydra"
     if before is not None and override.type == OverrideType.CHANGE:
-        message = f"is chosen twice, as {before} and as {override.get_value_element_as_str()}; keep one of them"
+        message = f"is chosen twice, as {before} and as {given}; keep one of them"
         return Problem(key, message)
     if override.type != OverrideType.CHANGE and key in groups.ONE_CHOICE:
-        return Problem(key, f"has a choice already; write {key}={override.get_value_element_as_str()} without +")
+        return Problem(key, f"has a choice already; write {key}={given} without +")
     if override.package is not None and key in groups.ONE_CHOICE:
         return Problem(key, f"has a fixed place in the configuration; write {key}=NAME without @")
     options: Mapping[str, Path] = {} if of_hydra else known.get(key) or groups.choices_of(key, arguments)
