@@ -16,11 +16,12 @@ from support import raw_config, run_config
 
 from psrun.cli import submit
 from psrun.config import parse
+from psrun.config.arguments import quoted
 from psrun.config.topology import Task
 from psrun.errors import ClusterError, ConfigError, ExitCode, PsrunError
 from psrun.launch.backend import TaskProcess
 from psrun.launch.slurm import allocation, batch_job, commands, task_step
-from psrun.results import recorded_config, task_files
+from psrun.results import task_files
 from psrun.roles.task_assignment import identify
 
 JOB = {
@@ -153,7 +154,7 @@ def test_an_option_is_one_line_and_a_name_is_no_pattern():
 def test_a_folder_of_any_name_arrives_where_it_is_read(path):
     """As sbatch reads its comments (get_argument of its opt.c), and as the shell and Hydra read the command."""
     folder = Path("/shared") / path
-    message = [f"hydra.run.dir={recorded_config.quoted(folder)}"]
+    message = [f"hydra.run.dir={quoted(folder)}"]
     text = batch_job.script(run_config("cluster=slurm"), message, where=folder, folder=folder, name=path)
     given = dict(_as_sbatch(line).partition("=")[::2] for line in text.splitlines() if line.startswith("#SBATCH "))
     assert (given["--chdir"], given["--job-name"]) == (str(folder), path)

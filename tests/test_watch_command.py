@@ -23,9 +23,10 @@ from recorded_runs import a_run, a_sweep
 from rich.console import Console
 
 from psrun import process
+from psrun.config.arguments import folder_of
 from psrun.config.topology import Task
 from psrun.errors import ConfigError, ExitCode, PsrunError
-from psrun.results import recorded_config, run_state, task_files
+from psrun.results import run_state, task_files
 from psrun.results.console import ConsoleSink
 from psrun.results.journal import EventReader
 from psrun.results.task_files import Heartbeat
@@ -235,7 +236,7 @@ def test_the_command_that_resumes_an_interrupted_run_can_be_pasted(tmp_path, cap
     assert main([str(folder)]) == ExitCode.RESTART
     command = capfd.readouterr().out.partition("to resume: ")[2].strip()
     if expected == "psrun {}":
-        assert recorded_config.folder_of(shlex.split(command)[1:]) == folder
+        assert folder_of(shlex.split(command)[1:]) == folder
     else:
         assert command == expected.format(folder)
 

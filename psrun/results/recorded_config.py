@@ -10,10 +10,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from psrun.config import parse, resolvers
-from psrun.config.arguments import folder_of, key_of, quoted, unquoted
+from psrun.config.arguments import key_of
 from psrun.results.run_folder import CONFIG, HYDRA
-
-__all__ = ["as_recorded", "folder_of", "key_of", "merged", "quoted", "started_in", "unquoted"]
 
 
 def as_recorded(composed: Any, unresolved: Any, folder: Path, given: Sequence[str]) -> dict[str, Any]:

@@ -14,11 +14,11 @@ import yaml
 from rich.console import Console
 
 from psrun.config import choices
+from psrun.config.arguments import key_of, quoted
 from psrun.config.run_config import RunConfig
 from psrun.errors import ConfigError, ExitCode, Problem, PsrunError
 from psrun.launch.kubernetes import kubectl, manifests
 from psrun.launch.submission import Submission
-from psrun.results.recorded_config import key_of, quoted
 
 # https://kubernetes.io/docs/concepts/overview/working-with-objects/names/
 _LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")  # RFC 1035, which Services need

@@ -13,11 +13,12 @@ from rich.console import Console
 
 from psrun import files, process
 from psrun.config import choices
+from psrun.config.arguments import folder_of, key_of, quoted, unquoted
 from psrun.config.run_config import RunConfig
 from psrun.errors import ClusterError, ConfigError, ExitCode, Problem, PsrunError
 from psrun.launch.slurm import allocation, commands
 from psrun.launch.submission import Submission
-from psrun.results import recorded_config, task_files
+from psrun.results import task_files
 from psrun.results.console import warner
 from psrun.results.run_folder import RESULT, RunFolder
 from psrun.results.run_state import RunState
@@ -135,22 +136,22 @@ def _quoted(text: str) -> str:
 def _folder(submission: Submission) -> tuple[Path, list[str]]:
     """The folder of the run, and the arguments of the run, which include the folder."""
     arguments = submission.arguments
-    resumed = recorded_config.folder_of(arguments)
+    resumed = folder_of(arguments)
     if resumed is not None:
         return resumed.absolute(), arguments
-    folders = [each.partition("=")[2] for each in arguments if recorded_config.key_of(each) == _FOLDER]
+    folders = [each.partition("=")[2] for each in arguments if key_of(each) == _FOLDER]
     if folders and "${" in folders[-1]:
         message = f"is {folders[-1]}, which a requeued job would resolve to another folder; set a fixed name"
         raise ConfigError([Problem(_FOLDER, message)])
     if folders:
-        folder = submission.folder / recorded_config.unquoted(folders[-1])
+        folder = submission.folder / unquoted(folders[-1])
     else:
         model = submission.run.model.name.rpartition(".")[2]
         folder = submission.folder / "runs" / f"{time.strftime('%Y-%m-%d_%H-%M-%S')}-{model}-{secrets.token_hex(2)}"
     if (folder / RESULT).exists():
         raise ConfigError([Problem(_FOLDER, f"{folder} holds a run already; choose another folder")])
-    others = [each for each in arguments if recorded_config.key_of(each) != _FOLDER]
-    return folder, [*others, f"{_FOLDER}={recorded_config.quoted(folder)}"]
+    others = [each for each in arguments if key_of(each) != _FOLDER]
+    return folder, [*others, f"{_FOLDER}={quoted(folder)}"]
 
 
 def _result(folder: Path) -> bytes | None:

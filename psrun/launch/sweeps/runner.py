@@ -16,6 +16,7 @@ from rich.console import Console
 
 from psrun import files, process
 from psrun.config import choices, parse, schema
+from psrun.config.arguments import key_of, quoted
 from psrun.config.run_config import RunConfig, SweepKeys
 from psrun.errors import ConfigError, ExitCode, Interrupted, Problem, SweepError
 from psrun.launch.child_processes import ForkServer, start_alone
@@ -323,7 +324,7 @@ class SweepRunner:
         succeeded = not codes or (sweep.search and signum is None)
         sweep.end("interrupted" if signum is not None else "completed" if succeeded else "failed")
         if not succeeded and not self.plans:
-            self._print(f"to resume the other jobs: psrun -m resume={recorded_config.quoted(sweep.path)}")
+            self._print(f"to resume the other jobs: psrun -m resume={quoted(sweep.path)}")
         if signum is not None:
             return Interrupted(signum).exit_code
         if self.plans:
@@ -334,7 +335,7 @@ class SweepRunner:
 
     def _show_plans(self) -> None:
         """Shows the plans; removes their folder unless the command line names it."""
-        has_folder = any(recorded_config.key_of(argument) == "hydra.sweep.dir" for argument in self._arguments)
+        has_folder = any(key_of(argument) == "hydra.sweep.dir" for argument in self._arguments)
         try:
             jobs.show_plans(self.sweep, self._console)
         finally:
@@ -357,7 +358,7 @@ class SweepRunner:
 
 def _of_job(overrides: Sequence[str]) -> list[str]:
     """The overrides that configure a job, sorted, without those that configure the sweep."""
-    return sorted(each for each in overrides if not recorded_config.key_of(each).startswith("sweep."))
+    return sorted(each for each in overrides if not key_of(each).startswith("sweep."))
 
 
 def _imports(run: RunConfig) -> bool:

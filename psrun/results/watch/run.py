@@ -14,9 +14,10 @@ from rich.console import Console, Group
 from rich.errors import MarkupError
 from rich.text import Text
 
+from psrun.config.arguments import quoted
 from psrun.config.topology import Task
 from psrun.errors import ExitCode, PsrunError
-from psrun.results import recorded_config, run_state
+from psrun.results import run_state
 from psrun.results.console import ConsoleSink, ProgressLine, warner
 from psrun.results.events import Event
 from psrun.results.journal import METRICS, EventReader
@@ -153,7 +154,7 @@ class RunView:
         submit = "submit slurm " if mapping(now.result.get("cluster")).get("topology") == "slurm" else ""
         if re.fullmatch(r"[\w./+:@-]+", str(self._path)):
             return f"psrun {submit}resume={self._path}"
-        return f"psrun {submit}{shlex.quote(f'resume={recorded_config.quoted(self._path)}')}"
+        return f"psrun {submit}{shlex.quote(f'resume={quoted(self._path)}')}"
 
     def _once(self, text: str) -> None:
         if text not in self._warned:
