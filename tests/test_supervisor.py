@@ -13,7 +13,7 @@ from support import run_config
 
 from psrun.config.run_config import RunConfig
 from psrun.config.topology import CHIEF, DISPATCHER, Task
-from psrun.errors import ConfigError, ExitCode
+from psrun.errors import BudgetSpentError, ConfigError, ExitCode
 from psrun.launch.backend import Backend, Launch, TaskPlan, TaskProcess
 from psrun.launch.supervisor import Supervisor
 from psrun.process import Stop
@@ -24,10 +24,12 @@ from psrun.results.task_files import Heartbeat
 CHIEF_ENDS_AFTER_S, DISPATCHER_ENDS_AFTER_S, NEVER_S = 1.5, 0.2, 60.0
 
 
-def supervisor_of(run: RunConfig, folder: RunFolder, tasks: dict[Task, TaskProcess]) -> Supervisor:
+def supervisor_of(
+    run: RunConfig, folder: RunFolder, tasks: dict[Task, TaskProcess], engine: type[Backend] = Backend
+) -> Supervisor:
     reporter = Reporter([folder.journal], started_s=time.time())
     launch = Launch(run, TaskPlan.of(run), folder, Stop(), Console(file=io.StringIO()), reporter)
-    return Supervisor(launch, Backend(tasks, {}))
+    return Supervisor(launch, engine(tasks, {}))
 
 
 class Sleeping(TaskProcess):
@@ -93,6 +95,32 @@ def test_a_chief_that_exits_because_of_a_lost_worker_reports_the_worker(tmp_path
     (failure,) = [json.loads(line) for line in folder.metrics.read_text().splitlines() if '"failure"' in line]
     assert (failure["task"], failure["cause"]) == ("worker-0", error["message"])
     assert failure["restarted"] == ["worker-0", "chief-0"]
+
+
+class Moving(Backend):
+    """An engine on which the machine of each lost task is lost, too."""
+
+    def must_move(self, tasks) -> bool:
+        return True
+
+
+class LostTwice(Sleeping):
+    """The evaluator is lost at first; a worker is lost once all tasks have moved."""
+
+    def start(self) -> None:
+        is_lost = str(self.task) == ("worker-0" if self.restarts else "evaluator-0")
+        end = "sleep 0.2; kill -9 $$" if is_lost else "sleep 5"
+        self.process = subprocess.Popen(["sh", "-c", end], start_new_session=True)
+        self.start_at_s = None
+
+
+def test_an_evaluator_whose_machine_is_lost_uses_the_budget_as_all_tasks_move(tmp_path):
+    run = run_config("cluster=local", "evaluation=sidecar", "cluster.restart.budget=1", "cluster.restart.backoff_s=0")
+    folder = RunFolder.create(tmp_path / "run", raw={})
+    tasks = {task: LostTwice(task, {}, folder.path) for task in TaskPlan.of(run).tasks()}
+    with pytest.raises(BudgetSpentError, match="worker-0"):
+        supervisor_of(run, folder, tasks, Moving).run()
+    assert {task.restarts for task in tasks.values()} == {1}
 
 
 class Counted(Sleeping):

@@ -237,17 +237,21 @@ class Supervisor:
         """Restarts a task that failed because `lost`, itself or another task, was lost."""
         task.kill()
         is_evaluator = task.task == self._evaluator
-        may_restart = self._policy.allows(task.restarts if is_evaluator else self._num_restarts)
-        if is_evaluator and not may_restart:
+        if is_evaluator and not self._policy.allows(task.restarts):
             self._continue_without(task, cause)
             return
         group = self._restarted_with(task)
+        interrupts = not is_evaluator or group != [task]  # an evaluator that restarts where it was does not
+        may_restart = not interrupts or self._policy.allows(self._num_restarts)
+        if is_evaluator and not may_restart:
+            self._continue_without(task, cause)
+            return
         attempt = any(member.task == CHIEF for member in group)
         self._recoveries.failed(lost, cause, step=self._step, attempt=attempt)
         if not may_restart:
             self._reporter.emit("failure", step=self._step, task=str(lost), cause=cause, action="the run ends")
             raise self._policy.exhausted(lost, cause)
-        self._num_restarts += not is_evaluator
+        self._num_restarts += interrupts
         due_s = self._policy.due_s(task.restarts, time.monotonic())
         for member in group:
             member.kill()
