@@ -24,13 +24,16 @@ def test_nothing_of_an_update_comes_back_to_the_worker(psrun, tmp_path, model, l
         TF_DUMP_GRAPH_PREFIX=str(dumps), TF_DUMP_GRAPH_NAME_FILTER="*", TF_DUMP_GRAPH_GROUPS="main",
     )  # fmt: skip
     assert run.code == 0, run.stderr
-    closures = [path for path in dumps.glob("*given*.main.before_partition.pbtxt") if "_partition_" not in path.name]
+    closures = [path for path in dumps.glob("*steps*.main.before_partition.pbtxt") if "_partition_" not in path.name]
     crossing = _crossing(max(closures, key=lambda path: path.stat().st_size))
     assert {"ResourceGather"} <= {op for op, _ in crossing} <= FROM_SERVERS, crossing
 
 
 def _crossing(dump: Path) -> list[tuple[str, str]]:
-    """What comes from parameter servers to workers: the kind of operation, and the input that it is."""
+    """What comes from parameter servers to workers: the kind of operation, and the input that it is.
+
+    A control input, `^name`, brings no value: it says that something is done, as a `NoOp` does.
+    """
     from google.protobuf import text_format
     from tensorflow.core.framework import graph_pb2
 
@@ -42,5 +45,5 @@ def _crossing(dump: Path) -> list[tuple[str, str]]:
         for source in node.input:
             giver = nodes[re.sub(r"^\^|:\d+$", "", source)]
             if "/job:ps" in giver.device and "/job:worker" in node.device:
-                crossings.append((giver.op, source))
+                crossings.append(("NoOp" if source.startswith("^") else giver.op, source))
     return crossings
