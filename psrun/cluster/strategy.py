@@ -50,7 +50,7 @@ class Distribution:
 _collective: list[tf.distribute.Strategy] = []  # one per process
 
 
-def prepare(cluster: choices.Cluster, topology: Topology | None) -> None:
+def prepare(cluster: choices.ClusterChoice, topology: Topology | None) -> None:
     """Configures thread pools and collectives, which is possible only before TensorFlow runs anything in this process.
 
     Blocks until every task of a synchronous cluster has joined.
@@ -76,7 +76,7 @@ def prepare(cluster: choices.Cluster, topology: Topology | None) -> None:
 
 
 def connect(
-    cluster: choices.Cluster,
+    cluster: choices.ClusterChoice,
     partitioner: choices.Partitioner,
     topology: Topology | None = None,
     *,

@@ -170,7 +170,7 @@ class RunConfig:
       learning_rate_falls: whether the learning rate falls to 0 over the epochs, as the data recommends.
     """
 
-    cluster: choices.Cluster
+    cluster: choices.ClusterChoice
     partitioner: choices.Partitioner
     model: Target
     model_keys: ModelKeys
@@ -178,7 +178,7 @@ class RunConfig:
     optimizer: Target
     trainer: choices.Trainer
     consistency: choices.ConsistencyChoice
-    evaluation: choices.Evaluation
+    evaluation: choices.EvaluationChoice
     checkpoint: choices.Checkpoints
     tracker: choices.Tracker
     submission: choices.Submission | None

@@ -174,7 +174,7 @@ class Table(ByNumber):
         self.facts = {**self.facts, **facts}
 
     def _take_examples(self, prepared: PreparedSet, evaluated: PreparedSet | None) -> None:
-        """Takes the rows, and tells of those that are malformed, have no label, or have truncated lists."""
+        """Takes the rows, and reports those that are malformed, have no label or have truncated lists."""
         self._train = prepared.parts["train"]
         self._evaluation = prepared.parts.get("eval") if evaluated is None else evaluated.rows
         self.num_train_examples = self._train.num_examples

@@ -178,7 +178,7 @@ def _schedule(program: Program, folder: RunFolder, reporter: Reporter) -> Checkp
     return CheckpointSchedule(checkpoints, keys, reporter, folder)
 
 
-def _record_evaluator(evaluation: choices.Evaluation, folder: RunFolder) -> None:
+def _record_evaluator(evaluation: choices.EvaluationChoice, folder: RunFolder) -> None:
     """Records the last result of the evaluator task in run.json: the task may have exited before the training."""
     if evaluation.runs_on == "evaluator":
         for result, _ in list(meters.kept(folder.evaluations, evaluation.kind))[-1:]:

@@ -6,7 +6,6 @@ from psrun.config.choices import clusters, consistency, results, training
 from psrun.config.choices.base import Choice
 from psrun.config.choices.clusters import (
     CentralStorage,
-    Cluster,
     ClusterChoice,
     InProcess,
     Kubernetes,
@@ -39,7 +38,6 @@ from psrun.config.choices.results import (
     Distributed,
     EpochCheckpoints,
     Evaluated,
-    Evaluation,
     EvaluationChoice,
     Exact,
     MLflow,
@@ -77,7 +75,6 @@ __all__ = [
     "CentralStorage",
     "Checkpoints",
     "Choice",
-    "Cluster",
     "ClusterChoice",
     "ConsistencyChoice",
     "CustomLoop",
@@ -85,7 +82,6 @@ __all__ = [
     "Distributed",
     "EpochCheckpoints",
     "Evaluated",
-    "Evaluation",
     "EvaluationChoice",
     "Exact",
     "Fit",

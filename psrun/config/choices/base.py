@@ -1,4 +1,4 @@
-"""The interface of a choice whose code is in a module of its own, inside psrun or in a user's project."""
+"""The interface of choices that name the module of their code, in psrun or in a user's project."""
 
 from __future__ import annotations
 

@@ -305,10 +305,6 @@ class Kubernetes(Unsupervised):
     num_data_workers: int = at_least(1)
 
 
-Cluster = (
-    NoCluster | OneDevice | Mirrored | CentralStorage | MultiWorkerMirrored | InProcess | Local | Slurm | Unsupervised
-)
-
 # By name, as `kind` in conf/.
 CLUSTERS: dict[str, type] = {
     "none": NoCluster,

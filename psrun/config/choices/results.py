@@ -112,9 +112,6 @@ class SidecarThread(Sidecar):
     sets_worker_aside = True
 
 
-Evaluation = NoEvaluation | Validation | BetweenEpochs | Sidecar
-
-
 class _Checkpoints:
     """The interface of every choice of checkpoints.
 
