@@ -183,7 +183,7 @@ class Backend:
         return False
 
     def kill_all(self) -> None:
-        """Kills all tasks, also right before this process exits at once."""
+        """Called right before this process exits at once: no task may outlive it."""
         for task in self.tasks.values():
             task.kill()
 

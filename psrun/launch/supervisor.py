@@ -71,10 +71,6 @@ class Supervisor:
         finally:
             self._close()
 
-    def kill_all(self) -> None:
-        for task in self._tasks.values():
-            task.kill()
-
     def _watch(self) -> ExitCode:
         """Starts all tasks and returns the exit code of the run once it is over."""
         for task in self._tasks.values():
@@ -107,7 +103,8 @@ class Supervisor:
 
     def _close(self) -> None:
         """Ends all processes, removes the files of the tasks, and records the recoveries in run.json."""
-        self.kill_all()
+        for task in self._tasks.values():
+            task.kill()
         self._relay.close()
         self._folder.record("recoveries", rows=self._recoveries.rows)
         shutil.rmtree(shared(self._folder.path), ignore_errors=True)

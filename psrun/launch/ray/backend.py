@@ -276,7 +276,8 @@ class RayTask(TaskHandle):
         self._backend = backend
         self._actor: Any = None
         self._exit: Any = None  # reference to the exit code
-        self._pid: Any = None  # reference to the process id
+        self._asked_pid: Any = None  # reference to the process id
+        self._pid: int | None = None
         self._code: int | None = None
         self._how = ""
 
@@ -284,7 +285,8 @@ class RayTask(TaskHandle):
         super().start()
         self._actor = self._backend.start(self.task)
         self._exit = self._actor.wait.remote()
-        self._pid = self._actor.pid.remote()
+        self._asked_pid = self._actor.pid.remote()
+        self._pid = None
         self._code = None
 
     @property
@@ -293,10 +295,10 @@ class RayTask(TaskHandle):
 
     @property
     def pid(self) -> int | None:
-        try:
-            return ray.get(self._pid, timeout=0) if self._pid is not None else None
-        except (GetTimeoutError, RayError):  # `code` reports an actor that is gone
-            return None
+        if self._pid is None and self._asked_pid is not None:  # a heartbeat is read ten times a second
+            with contextlib.suppress(GetTimeoutError, RayError):  # `code` reports an actor that is gone
+                self._pid = ray.get(self._asked_pid, timeout=0)
+        return self._pid
 
     @property
     def code(self) -> int | None:
