@@ -22,7 +22,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "harness"))
 from fault_injection import Cluster
 
 DEADLINE_S = 10.0  # cluster.restart.heartbeat_timeout_s, the default

@@ -9,8 +9,8 @@ test AUCs differ by 0.01 at most. Needs the extra psrun[flights].
 
 With `--kills` other runs, in every mode of consistency, until so many faults were injected at random times: a worker, a
 parameter server or the chief is killed, the fork server is killed or stopped, or the run gets SIGINT and is resumed.
-Their model counts how often the updates of each example were applied (tests/counting.py). Ends with 0 where all counts
-are exact, the audit has the same, run.json has every loss, and no process is left.
+Their model counts how often the updates of each example were applied (tests/harness/counting.py). Ends with 0
+where all counts are exact, the audit has the same, run.json has every loss, and no process is left.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "harness"))
 import counting
 from fault_injection import Cluster
 

@@ -39,7 +39,7 @@ from measured import BENCHMARKS, Spent, busy_s, in_turns, python_of, run_python
 from recovery import CLUSTER, recovers
 from rich.console import Console
 
-sys.path.insert(0, str(BENCHMARKS.parent / "tests"))
+sys.path.insert(0, str(BENCHMARKS.parent / "tests" / "harness"))
 from fault_injection import BOUND_S, Cluster
 
 EPOCHS = 2

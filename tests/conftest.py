@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from rich.console import Console
-from support import IN_PROCESS, MODELS, TRAINING, environment, run_config
+from support import IN_PROCESS, MODELS, REPOSITORY, TRAINING, environment, run_config
 
 from psrun import process
 from psrun.tf_internals import modules
@@ -105,7 +105,7 @@ def shell(tmp_path):
         (commands / name).chmod(0o755)
 
     def run(lines: str, folder: Path) -> str:
-        paths = {"PATH": f"{commands}:{os.environ['PATH']}", "PYTHONPATH": str(Path(__file__).parents[1])}
+        paths = {"PATH": f"{commands}:{os.environ['PATH']}", "PYTHONPATH": str(REPOSITORY)}
         done = subprocess.run(
             ["bash", "-ec", lines],
             cwd=folder, capture_output=True, text=True, timeout=400, env={**os.environ, **paths}, check=False,
@@ -130,11 +130,12 @@ def browser():
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """`.ci/run` names the folder and files of these tiers: a test elsewhere would run nowhere."""
+    """`.ci/run` names the folders of these tiers: a test elsewhere would run nowhere."""
     for item in items:
-        tasks = any(map(item.get_closest_marker, ("cluster", "slurm", "ray"))) and item.path.parent.name != "cluster"
-        pages = item.get_closest_marker("browser") and item.path.name not in ("test_docs.py", "test_report_page.py")
-        if tasks or pages:
+        of_tasks = any(map(item.get_closest_marker, ("cluster", "slurm", "ray")))
+        of_pages = item.get_closest_marker("browser") is not None
+        folder = item.path.parent.name
+        if (of_tasks and folder != "system") or (of_pages and folder not in ("system", "contract")):
             raise pytest.UsageError(f"{item.nodeid}: .ci/run looks elsewhere for its tier")
 
 

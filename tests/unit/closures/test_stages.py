@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
-from support import variables
+from support import REPOSITORY, variables
 
 from psrun.closures.stage import Stage
 from psrun.closures.stages import ORDER, Stages
@@ -98,7 +97,7 @@ def test_the_order_of_stages_is_that_of_the_list_not_of_the_caller():
 @pytest.fixture
 def project(tmp_path, monkeypatch):
     """The mode of the guide, in a user's project."""
-    page = (Path(__file__).parents[3] / "docs/guides/consistency.md").read_text(encoding="utf-8")
+    page = (REPOSITORY / "docs/guides/consistency.md").read_text(encoding="utf-8")
     files = dict(re.findall(r"^```\w+\n# (\S+)\n(.*?)^```", page, flags=re.DOTALL | re.MULTILINE))
     assert len(files) == 3
     for name, text in files.items():

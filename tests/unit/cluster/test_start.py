@@ -6,9 +6,9 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from support import HARNESS
 
 from psrun.config.topology import CHIEF, Task, Topology
 from psrun.errors import ClusterError
@@ -39,7 +39,7 @@ strategy.connect(run.cluster, run.partitioner, give_up=give_up)
 
 @pytest.mark.tensorflow
 def test_a_connection_that_is_not_made_in_time_is_an_error_and_a_signal_ends_the_wait():
-    path = os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])
+    path = os.pathsep.join([str(HARNESS), *sys.path])
     variables = {**os.environ, "PYTHONPATH": path}
     blocked = subprocess.Popen([sys.executable, "-c", BLOCKED], stdout=subprocess.PIPE, text=True, env=variables)
     late = "TensorFlow has not connected within 1 s to ps-0 at ADDRESS, worker-0 at ADDRESS\n"

@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 from fault_injection import FORK_SERVER
-from support import environment, raw_config
+from support import HARNESS, environment, raw_config
 
 from psrun import process
 from psrun.launch.child_processes import ChildProcess, ForkServer, start_alone
@@ -314,7 +314,7 @@ def test_processes_end_with_their_owner(tmp_path):
         "print(owner.pid, owner.started[0].pid, flush=True); time.sleep(300)\n"
     )
     (tmp_path / "probe.py").write_text(_PROBE.format(content="first"))
-    path = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
+    path = [str(Path(__file__).parent), str(HARNESS)]
     command = [sys.executable, "-c", code, str(tmp_path), path[0]]
     owner = subprocess.Popen(
         command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, env=environment(PYTHONPATH=os.pathsep.join(path))

@@ -14,11 +14,12 @@ from pathlib import Path
 
 import pytest
 import yaml
+from support import REPOSITORY
 
 from psrun import errors
 from psrun.cli.main import COMMANDS
 
-ROOT = Path(__file__).parents[1]
+ROOT = REPOSITORY
 FILES = sorted(path.relative_to(ROOT / "conf") for path in (ROOT / "conf").glob("*/*.yaml"))
 
 

@@ -6,10 +6,10 @@ import os
 import re
 import signal
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
+from support import HARNESS
 
 pytestmark = pytest.mark.cluster
 
@@ -81,7 +81,7 @@ def seen(start, tmp_path):
     def run(source: str, *pieces: str) -> tuple[Any, list[list[list[int]]]]:
         folder = tmp_path / "seen"
         folder.mkdir()
-        paths = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]))
+        paths = os.pathsep.join(filter(None, [str(HARNESS), os.environ.get("PYTHONPATH")]))
         generated = ("num_train_examples", "num_eval_examples", "num_features", "noise")
         cluster = start(
             "cluster=multi_worker_mirrored", "trainer=fit", "evaluation=none", "model=dense", "~model.hidden_units",

@@ -6,7 +6,9 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-PSRUN = Path(__file__).parents[1] / "psrun"
+from support import REPOSITORY
+
+PSRUN = REPOSITORY / "psrun"
 OWNERS = ("tf_internals", "keras3/internals.py", "cli/hydra_context.py")
 MODULES = ("tensorflow.python", "tensorflow.core", "tf_keras.src", "keras.src", "hydra._internal")
 # Of Python's namedtuples, `os`, `atexit` and `argparse`, which have no others; and keys of a configuration.

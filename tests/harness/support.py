@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from psrun.results.run_folder import RunFolder
 
+REPOSITORY = Path(__file__).parents[2]
+HARNESS = Path(__file__).parent  # of the modules that tests, and the processes that they start, import
 SMALL = {
     "features": ["data.num_train_examples=500", "data.num_eval_examples=100", "data.global_batch_size=32"],
     "regression": ["data.num_train_examples=500", "data.num_eval_examples=100", "data.global_batch_size=32"],

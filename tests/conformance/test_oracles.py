@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support import HARNESS
 
 KEYS = (
     "~model.embedding_dim", "~data.num_train_examples", "~data.num_eval_examples", "data._target_=oracles.Ordered",
@@ -115,7 +116,7 @@ def test_a_convolutional_network(train, by_hand, tmp_path, trainer):
 def test_the_mirrored_strategy_of_the_guide(psrun, tmp_path):
     import tensorflow as tf
 
-    here = Path(__file__).parent
+    here = HARNESS
     environment = {"PYTHONPATH": str(here)}
     done = psrun("cluster=mirrored", "cluster.num_replicas=2", *KEYS, *IMAGES, "evaluation=none", **environment)
     assert done.code == 0, done.stderr

@@ -20,6 +20,7 @@ import psutil
 import pytest
 from fault_injection import Network
 from kubernetes_manifests import manifests, pods
+from support import REPOSITORY
 
 from psrun.config.topology import Task
 
@@ -29,7 +30,7 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv (package util-linux)"),
 ]
 
-ROOT = Path(__file__).parents[2]
+ROOT = REPOSITORY
 QUICK = ["trainer.epochs=1", "trainer.steps_per_epoch=20", "data.num_train_examples=500", "data.num_eval_examples=100"]
 CLUSTER = [*QUICK, "cluster.num_workers=2", "cluster.num_ps=1", "cluster.connect_timeout_s=60"]
 USER = 10001

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from fault_injection import MOSTLY_WAITING
-from support import many_epochs
+from support import HARNESS, many_epochs
 
 pytestmark = pytest.mark.cluster
 
@@ -58,7 +58,7 @@ def test_a_worker_that_is_killed_costs_no_row_and_repeats_none(start, tmp_path):
         f"data.cache='{tmp_path}/cache'", "data.audit=true", f"data.global_batch_size={BATCH}",
         "trainer.steps_per_epoch=null", "evaluation=none", f"trainer.steps_per_execution={PACKED}",
         "trainer=custom_loop", f"trainer.epochs={EPOCHS}", MOSTLY_WAITING, "cluster.restart.heartbeat_timeout_s=6",
-        "optimizer.learning_rate=0.01", "model.from_logits=true", PYTHONPATH=str(Path(__file__).parents[1]),
+        "optimizer.learning_rate=0.01", "model.from_logits=true", PYTHONPATH=str(HARNESS),
     )  # fmt: skip
     cluster.wait_for("epoch", 3)
     cluster.kill("worker-1")

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 from fault_injection import TASKS, Cluster
+from support import HARNESS
 
 pytestmark = pytest.mark.cluster
 
-TESTS = str(Path(__file__).parents[1])
+TESTS = str(HARNESS)
 NUM_EXAMPLES = 12_000
 ONE_PS = ("cluster=local", "cluster.num_ps=1")
 RUN = [

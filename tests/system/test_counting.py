@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import signal
-from pathlib import Path
 
 import counting
 import pytest
+from support import HARNESS
 
 pytestmark = pytest.mark.cluster
 
 EXAMPLES, BATCH, PACKED, EPOCHS = 4000, 32, 4, 5
 ONCE = {"0": 0, "1": EXAMPLES, "2": 0, "3+": 0}
-TESTS = str(Path(__file__).parents[1])
+TESTS = str(HARNESS)
 
 
 def test_each_example_is_applied_once_an_epoch_whatever_is_killed(start):

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 import shutil
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from support import SAME, run_config
+from support import HARNESS, SAME, run_config
 
 from psrun.errors import ConfigError, ExitCode, NonFiniteLossError, PsrunError
 from psrun.layers.layout import RowOrder, StackLayout
@@ -19,7 +18,7 @@ MODEL = (
     "data.global_batch_size=8", "evaluation=none", "model._target_=embeddings.basket", "optimizer=lazy_adam",
 )  # fmt: skip
 TABLES = {"item", "shop", "city", "brand"}
-TESTS = Path(__file__).parent
+TESTS = HARNESS
 OF_EARLIER = TESTS / "data" / "checkpoints_0_1_0"
 pytestmark = pytest.mark.inprocess
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
+from support import HARNESS
 
-OUTSIDE = Path(__file__).parent / "outside"
+OUTSIDE = HARNESS / "outside"
 
 
 @pytest.mark.command

@@ -10,13 +10,12 @@ import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import yaml
 from kubernetes_manifests import GIVEN, KINDS, manifests, pods, submitted
 from rich.console import Console
-from support import raw_config, run_config
+from support import REPOSITORY, raw_config, run_config
 
 from psrun.cli import submit
 from psrun.config import choices, parse
@@ -184,7 +183,7 @@ def test_resources_go_by_any_name(tmp_path):
 
 def test_pieces_of_ones_own_and_options_that_there_are_not(tmp_path):
     (tmp_path / "myconf" / "model").mkdir(parents=True)
-    text = (Path(__file__).parents[1] / "conf" / "model" / "dense.yaml").read_text()
+    text = (REPOSITORY / "conf" / "model" / "dense.yaml").read_text()
     (tmp_path / "myconf" / "model" / "mine.yaml").write_text(text)
     resources = manifests(tmp_path, "model=mine", "--config-dir", "myconf", "kubernetes.kind=indexed_jobs")
     args = of_kind(resources, "Job")[0]["spec"]["template"]["spec"]["containers"][0]["args"]

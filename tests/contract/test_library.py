@@ -7,11 +7,11 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from support import REPOSITORY
 
-ROOT = Path(__file__).parents[2]
+ROOT = REPOSITORY
 
 LIBRARIES = ("hydra", "omegaconf", "portpicker", "psutil", "rich")
 ROOMS = ("checkpoint", "cli", "cluster", "config", "launch", "program", "results", "roles", "training")

@@ -1,4 +1,4 @@
-"""How workers that do every step together share the training data; see tests/cluster/test_synchronous.py."""
+"""How workers that do every step together share the training data; see tests/system/test_synchronous.py."""
 
 from __future__ import annotations
 

@@ -6,14 +6,13 @@ import json
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from support import many_epochs
+from support import REPOSITORY, many_epochs
 
 pytestmark = pytest.mark.cluster
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+BENCHMARKS = REPOSITORY / "benchmarks"
 
 
 def script(name: str, *arguments: str) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import HARNESS
 
 COMMON = [
     "partitioner=fixed_shards", "optimizer=adagrad", "evaluation=exact", "seed=3", "trainer.epochs=2",
@@ -24,7 +25,7 @@ EXPERIMENTS = {
         "data._target_=keras3_models.Sequences", "data.global_batch_size=16",
     ],
 }  # fmt: skip
-TESTS = str(Path(__file__).parents[1])  # where keras3_models is
+TESTS = str(HARNESS)  # where keras3_models is
 NUM_TASKS = 4  # chief, one worker, two ps
 SIZE = ["cluster.num_workers=1", "cluster.num_ps=2"]
 

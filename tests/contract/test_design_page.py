@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
-from pathlib import Path
 
 import pytest
+from support import REPOSITORY
 
-REPOSITORY = Path(__file__).parents[2]
 PAGE = (REPOSITORY / "docs/explanation/design.md").read_text(encoding="utf-8")
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 NAME = re.compile(r"`([\w.]+\.\w+)`")

@@ -15,7 +15,7 @@ import pytest
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from recorded_runs import a_run
-from support import STEPS, many_epochs, run_config
+from support import REPOSITORY, STEPS, many_epochs, run_config
 
 from psrun import __version__
 from psrun.data import histories, synthesis
@@ -297,7 +297,7 @@ def test_keras_callbacks_do_what_keras_documents(train, tmp_path):
     assert result["steps"]["applied"] == 2 * STEPS
 
 
-EXPERIMENTS = {path.stem: path.read_text() for path in Path(__file__).parents[1].glob("experiments/*.yaml")}
+EXPERIMENTS = {path.stem: path.read_text() for path in REPOSITORY.glob("experiments/*.yaml")}
 SWEEPS = {name: text for name, text in EXPERIMENTS.items() if "sweeper:" in text}
 AS_COMMANDS = ("smoke", pytest.param("fault_drill", marks=pytest.mark.thorough))
 LEARNING = ("dlrm", "two_tower")  # in test_criteo.py

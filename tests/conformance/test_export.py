@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support import MODELS, SMALL, STEPS, run_config
+from support import MODELS, REPOSITORY, SMALL, STEPS, run_config
 
 from psrun.data.source import Feature
 from psrun.errors import ExportError
@@ -196,7 +196,7 @@ def test_what_cannot_be_done_is_reported(trained, arguments, code, message):
 @pytest.mark.thorough
 def test_runs_resume_from_every_layout_in_every_other():
     """The table in docs/guides/checkpoints.md, for an optimizer whose slots have shapes of their own."""
-    script = Path(__file__).parents[1] / "benchmarks" / "layouts.py"
+    script = REPOSITORY / "benchmarks" / "layouts.py"
     command = [sys.executable, script, "--optimizers", "rowwise_adagrad", "--trainers", "fit"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stdout

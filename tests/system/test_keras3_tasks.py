@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support import HARNESS
 
 pytestmark = pytest.mark.cluster
 RUN = [
@@ -12,7 +13,7 @@ RUN = [
     "~data.num_features", "~data.num_train_examples", "~data.num_eval_examples", "~data.noise",
     "data._target_=keras3_models.Sequences", "data.global_batch_size=16", "partitioner=fixed_shards",
 ]  # fmt: skip
-TESTS = {"PYTHONPATH": str(Path(__file__).parents[1])}
+TESTS = {"PYTHONPATH": str(HARNESS)}
 
 
 def test_a_model_of_keras3_survives_a_lost_chief_and_a_worker_that_is_set_aside_evaluates_it(start):

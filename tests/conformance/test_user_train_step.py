@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from support import STEPS
+from support import HARNESS, STEPS
 
 from psrun.errors import ConfigError, NonFiniteLossError
 
@@ -57,7 +56,7 @@ def test_a_step_may_pass_options_of_apply_gradients(train):
 def test_what_several_replicas_return_is_added_up_as_keras_does_it(psrun, trainer):
     few = ["trainer.epochs=1", "trainer.steps_per_epoch=4", "trainer.steps_per_execution=2"]
     cluster = ("cluster=mirrored", "cluster.num_replicas=2", "checkpoint=none", f"trainer={trainer}")
-    done = psrun(*own("steps", *few), *cluster, PYTHONPATH=str(Path(__file__).parent))
+    done = psrun(*own("steps", *few), *cluster, PYTHONPATH=str(HARNESS))
     assert done.code == 0, done.stderr
     assert [done.result["metrics"][name] for name in ("at", "counted")] == [8, 8]
 

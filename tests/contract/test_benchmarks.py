@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from support import REPOSITORY
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+BENCHMARKS = REPOSITORY / "benchmarks"
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support import run_config, truncated
+from support import REPOSITORY, run_config, truncated
 
 from psrun.data import commands, synthesis
 from psrun.errors import ConfigError, DataError, ExitCode
@@ -286,7 +286,7 @@ def test_what_cannot_be_synthesized_is_reported(tmp_path, arguments, message):
 
 def test_the_published_layout_is_read(tmp_path):
     """Two hundred rows of the real set, which are not part of psrun; there they have commas, a header and fractions."""
-    sample = Path(__file__).parents[2] / "shared" / "data" / "criteo_sample.csv"
+    sample = REPOSITORY.parent / "shared" / "data" / "criteo_sample.csv"
     if not sample.exists():
         pytest.skip("the sample is not here")
     read = list(csv.reader(sample.open()))[1:]

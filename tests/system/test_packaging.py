@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 from kubernetes_manifests import manifests
+from support import REPOSITORY
 
-ROOT = Path(__file__).parents[1]
+ROOT = REPOSITORY
 
 pytestmark = pytest.mark.packaging
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from pathlib import Path
 
 import pytest
+from support import REPOSITORY
 
 from psrun.cli import completion
 from psrun.cli.main import COMMANDS
@@ -16,7 +16,7 @@ from psrun.errors import ExitCode
 pytestmark = pytest.mark.command
 
 LINES, COLUMNS = 24, 80
-CONF = Path(__file__).parents[1] / "conf"
+CONF = REPOSITORY / "conf"
 HELPS = [
     (command, *part)
     for command, module in COMMANDS.items()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import shlex
-from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+from support import REPOSITORY
+
+ROOT = REPOSITORY
 PAGES = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))]
 
 
