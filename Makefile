@@ -1,5 +1,5 @@
-# Three commands for working on psrun. .ci/run has everything that must pass before a change lands.
-.PHONY: install check test
+# Commands for working on psrun. .ci/run has everything that must pass before a change lands.
+.PHONY: install check test messages
 
 install:  ## psrun, editable, with all that .ci/run needs, in .venv
 	python3 -m venv .venv
@@ -13,3 +13,6 @@ check:  ## style, types and the documentation
 
 test:  ## the default tiers, two tests at a time
 	.venv/bin/pytest -n 2
+
+messages:  ## writes the golden files of message texts anew; review the diff
+	.venv/bin/pytest tests/contract -n 0 --snapshot-update

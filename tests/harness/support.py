@@ -90,6 +90,14 @@ def variables(folder: RunFolder) -> dict[str, np.ndarray]:
     return {name: reader.get_tensor(name) for name in names}
 
 
+def stated(error: BaseException, **places: Path) -> str:
+    """What a golden file keeps of an error: its type and its text, with `<name>` for each place of files."""
+    text = f"{type(error).__name__}: {error}"
+    for name, place in places.items():
+        text = text.replace(str(place), f"<{name}>")
+    return text
+
+
 def truncated(file: Path) -> None:
     """Takes the end off a file."""
     file.write_bytes(file.read_bytes()[:-3])
