@@ -16,6 +16,8 @@ The faults are in tests/mutants/AREA.yaml, a list of
 Ends with 1 where a fault is not caught, a list does not fit the code, or tests fail without a fault.
 """
 
+# ruff: noqa: T201
+
 from __future__ import annotations
 
 import argparse
