@@ -1,5 +1,5 @@
 # Commands for working on psrun. .ci/run has everything that must pass before a change lands.
-.PHONY: install check test messages
+.PHONY: install check test messages coverage release-check
 
 install:  ## psrun, editable, with all that .ci/run needs, in .venv
 	python3 -m venv .venv
@@ -16,3 +16,14 @@ test:  ## the default tiers, two tests at a time
 
 messages:  ## writes the golden files of message texts anew; review the diff
 	.venv/bin/pytest tests/contract -n 0 --snapshot-update
+
+coverage:  ## the share of lines of psrun that the unit tests run
+	.venv/bin/coverage run --source psrun -m pytest tests/unit
+	.venv/bin/coverage report --skip-covered --sort=cover
+
+release-check:  ## before a release, beside .ci/run: the newest version of every extra, what repeats a test, mutants, a soak
+	.venv/bin/pip install -q --upgrade --upgrade-strategy eager -e '.[ci]'
+	.venv/bin/pytest -n 2
+	.venv/bin/pytest -n 2 -m release
+	.venv/bin/python tests/mutants.py
+	.venv/bin/python benchmarks/soak.py
