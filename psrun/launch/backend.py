@@ -291,6 +291,9 @@ class Clock:
     sleep: Callable[[float], None] = time.sleep
 
 
+CLOCK = Clock()
+
+
 def end_all(tasks: Iterable[TaskHandle], clock: Clock, *, within_s: float) -> None:
     """Waits for all to exit, then sends SIGTERM, then kills them; each wait takes at most `within_s`."""
     tasks, deadline_s = list(tasks), clock.now_s() + within_s

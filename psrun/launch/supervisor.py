@@ -10,7 +10,7 @@ from psrun.cluster.probe import answering
 from psrun.config import choices, topology
 from psrun.config.topology import CHIEF, Task
 from psrun.errors import ConfigError, ExitCode, final
-from psrun.launch.backend import Backend, Clock, Launch, TaskHandle, end_all
+from psrun.launch.backend import CLOCK, Backend, Clock, Launch, TaskHandle, end_all
 from psrun.launch.hang_detector import HangDetector, TrainingStatus
 from psrun.launch.recoveries import Recoveries
 from psrun.launch.restart_policy import RestartPolicy
@@ -29,7 +29,7 @@ _TAIL_BYTES = 64 * 1024  # of a log, searched for the error that ended its task
 class Supervisor:
     """Supervises the tasks of one run."""
 
-    def __init__(self, launch: Launch, backend: Backend, clock: Clock = Clock()) -> None:
+    def __init__(self, launch: Launch, backend: Backend, clock: Clock = CLOCK) -> None:
         cluster = launch.run.cluster
         assert isinstance(cluster, choices.Supervised)
         self._backend = backend

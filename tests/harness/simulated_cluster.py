@@ -1,7 +1,7 @@
-"""A cluster in simulated time: scripted tasks and machines for the real supervisor. Nothing sleeps, nothing is written.
+"""A cluster in simulated time: scripted tasks and machines for the real supervisor. Nothing sleeps or is written.
 
-A schedule says what happens when. The world keeps its own record of what happened, by which `violations` judges what the
-supervisor did and reported.
+A schedule says what happens when. The world keeps its own record of what happened, by which `violations` judges what
+the supervisor did and reported.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import itertools
 import random
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -509,12 +509,20 @@ class World(Sink):
 
     def _happen(self, fault: Fault) -> None:
         task = self.tasks[Task.named(fault.task)]
+        runs = task.started and task.process.runs and not task.process.is_leaving
+        if fault.kind in ("stop", "slow start", "suspended"):
+            self._befall(task, fault)
+        elif runs:
+            self._strike(task, fault)
+
+    def _befall(self, task: SimulatedTask, fault: Fault) -> None:
+        """Something that needs no process."""
         if fault.kind == "stop":
             self.stop.follow(int(fault.detail))
             self.over_s = self.over_s or self.now_s
         elif fault.kind == "slow start":
             self._slow_starts[task.task] = fault.detail
-        elif fault.kind == "suspended":
+        else:
             self.suspended_s.append((self.now_s, fault.detail))
             self._timeline = [(at_s + fault.detail, number, action) for at_s, number, action in self._timeline]
             self._since_s += fault.detail
@@ -522,9 +530,10 @@ class World(Sink):
                 if each.processes:
                     each.process.up_s += fault.detail * (each.process.up_s > self.now_s)
             self.now_s += fault.detail
-        elif not task.processes or not task.process.runs or task.process.is_leaving:
-            return
-        elif fault.kind == "exit":
+
+    def _strike(self, task: SimulatedTask, fault: Fault) -> None:
+        """Something that happens to a process, or to its machine."""
+        if fault.kind == "exit":
             task.process.suffers("ended", self.now_s)
             self.end(task.process, int(fault.detail))
         elif fault.kind == "hang":
