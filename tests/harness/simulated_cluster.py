@@ -40,6 +40,7 @@ BACKOFF_S = 1.0
 MAX_BACKOFF_S = 3.0
 EVALUATOR_S = 20.0
 LONGEST_WAIT_S = 1.0
+BEAT_S = 0.5  # between two heartbeats
 READ_S = 0.001  # what it takes to look at a task; others go on meanwhile
 STEPS_PER_S = 10.0
 CHECKPOINT_EVERY = 20  # steps
@@ -416,9 +417,13 @@ class World(Sink):
             if process.task == CHIEF and code in (ExitCode.DONE, ExitCode.FAILED, ExitCode.USAGE):
                 self.over_s = self.over_s or self.now_s
                 self.chief_ended_s = self.now_s
-            held_up = process.holds_up
-            if held_up is not None and not held_up.fault:
-                held_up.silent_s = None
+            if process.holds_up is not None:
+                self.at(self.now_s + BEAT_S, functools.partial(self._released, process.holds_up))
+            self.changed()
+
+    def _released(self, process: Process) -> None:
+        if not process.fault:
+            process.silent_s = None
             self.changed()
 
     def signaled(self, process: Process, signum: int) -> None:
