@@ -118,7 +118,7 @@ def test_each_example_of_a_pass_is_trained_on_once_by_one_worker(seen):
 
 
 def test_workers_have_files(seen, tmp_path):
-    """By `auto`, which is `file` where the data is in files; the tests above and below have `data` and `file`."""
+    """By `auto`, which is `file` where the data is in files; the test above has `data`, the one below `file`."""
     cluster, steps = seen("InFiles", f"+data.folder={tmp_path}", "data.global_batch_size=20", "data.sharding=auto")
     files = [{number // 50 for step in own for number in step} for own in steps]
     assert sorted(map(sorted, files)) == [[0, 2], [1, 3]]
