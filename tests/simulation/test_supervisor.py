@@ -93,9 +93,10 @@ def test_a_task_that_hangs_is_killed_after_the_limit_and_its_row_says_how_long_i
     assert restarts(world) == {"worker-1": 1}
 
 
+@pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("task", ["ps-0", "worker-0"])
-def test_a_chief_that_waits_for_a_hung_server_is_not_killed_before_or_after_it(task):
-    world = run(Schedule("parameter servers", (Fault(3.0, "hang", task, 1),), steps=120))
+def test_a_chief_that_waits_for_a_hung_server_is_not_killed_before_or_after_it(task, seed):
+    world = run(Schedule("parameter servers", (Fault(3.0, "hang", task, 1),), steps=120, seed=seed))
     assert [lost for lost, _ in failures(world)] == [task]
 
 
