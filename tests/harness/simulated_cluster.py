@@ -273,10 +273,9 @@ class SimulatedBackend(Backend):
         self._world.find_lost_machines()
 
     def must_move(self, tasks: Sequence[TaskHandle]) -> bool:
-        lost = [each.task for each in tasks if each.task in self._world.lost_machines]
-        if not lost:
+        if not any(each.task in self._world.found_machines for each in tasks):
             return False
-        self._world.lost_machines.clear()
+        self._world.found_machines.clear()
         self._world.moves_s.append(self._world.now_s)
         return True
 
@@ -305,6 +304,8 @@ class World(Sink):
 
     Attributes:
       events: what the supervisor has reported, with the time.
+      lost_machines: the tasks on them, until the engine has found that out.
+      found_machines: the tasks that have to move.
       moves_s: when tasks had to move.
       done_s: when the chief has recorded the end of the training.
       changes: when the training began to go on, and when it ceased to.
@@ -320,6 +321,7 @@ class World(Sink):
         self.folder = Folder()
         self.events: list[tuple[float, Event]] = []
         self.lost_machines: set[Task] = set()
+        self.found_machines: set[Task] = set()
         self.moves_s: list[float] = []
         self.done_s: list[float] = []
         self.undone = 0
@@ -395,6 +397,9 @@ class World(Sink):
         process = Process(task.task, self._number, self.now_s, self.now_s + starts_s)
         if starts_s > START_S:
             process.suffers("never comes up", self.now_s)
+        if task.task in self.lost_machines:
+            process.suffers("machine", self.now_s)
+            process.silent_s = self.now_s
         task.processes.append(process)
         if task is self.chief:
             self._stalled = False
@@ -579,6 +584,8 @@ class World(Sink):
     def find_lost_machines(self) -> None:
         for task in self.lost_machines:
             self.end(self.tasks[task].process, -signal.SIGKILL, "was lost with its machine")
+        self.found_machines |= self.lost_machines
+        self.lost_machines.clear()
 
 
 class SimulatedReporter(Reporter):
