@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -30,7 +29,7 @@ class _Failure:
 
     task: Task
     cause: str
-    at_s: float  # time.time
+    at_s: float  # since the run began
     step: int
     attempt: bool
     before_s: float = 0.0
@@ -57,7 +56,8 @@ class Recoveries:
           before_s: seconds since the failure.
         """
         is_lost_already = attempt and any(failure.attempt for failure in self._open)
-        self._open.append(_Failure(task, cause, time.time(), 0 if is_lost_already else step, attempt, before_s))
+        at_s = self._reporter.wall_s
+        self._open.append(_Failure(task, cause, at_s, 0 if is_lost_already else step, attempt, before_s))
 
     def restored(self, step: int) -> None:
         """A new chief resumes from the checkpoint of `step`."""
@@ -67,7 +67,8 @@ class Recoveries:
     def look(self, training: TrainingStatus, is_up: Callable[[Task], bool]) -> None:
         """Reports the recoveries that are complete."""
         for failure in list(self._open):
-            if is_up(failure.task) and (failure.task.job == "evaluator" or _trains_again(failure, training)):
+            stands_alone = failure.task.job == "evaluator" and not failure.attempt
+            if is_up(failure.task) and (stands_alone or _trains_again(failure, training)):
                 self._open.remove(failure)
                 self._recovered(failure, training.step or 0)
 
@@ -89,8 +90,8 @@ class Recoveries:
         row = {
             "task": str(failure.task),
             "cause": failure.cause,
-            "at_s": round(failure.at_s - self._reporter.started_s, 3),
-            "seconds": round(failure.before_s + time.time() - failure.at_s, 3),
+            "at_s": round(failure.at_s, 3),
+            "seconds": round(failure.before_s + self._reporter.wall_s - failure.at_s, 3),
             "steps_lost": lost,
             "steps_repeated": lost,
         }

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import shutil
 import signal
-import time
 from collections.abc import Mapping
 
 from psrun.cluster.probe import answering
 from psrun.config import choices, topology
 from psrun.config.topology import CHIEF, Task
 from psrun.errors import ConfigError, ExitCode, final
-from psrun.launch.backend import Backend, Launch, TaskHandle, end_all
+from psrun.launch.backend import CLOCK, Backend, Clock, Launch, TaskHandle, end_all
 from psrun.launch.hang_detector import HangDetector, TrainingStatus
 from psrun.launch.recoveries import Recoveries
 from psrun.launch.restart_policy import RestartPolicy
 from psrun.results.console import ConsoleSink
 from psrun.results.events import Event
 from psrun.results.journal import EventReader
-from psrun.results.run_folder import RunFolder
 from psrun.results.tables import TaskRow, task_table
 from psrun.results.task_files import age_s, shared
 
@@ -31,10 +29,11 @@ _TAIL_BYTES = 64 * 1024  # of a log, searched for the error that ended its task
 class Supervisor:
     """Supervises the tasks of one run."""
 
-    def __init__(self, launch: Launch, backend: Backend) -> None:
+    def __init__(self, launch: Launch, backend: Backend, clock: Clock = CLOCK) -> None:
         cluster = launch.run.cluster
         assert isinstance(cluster, choices.Supervised)
         self._backend = backend
+        self._clock = clock
         self._plan = launch.plan
         self._tasks = backend.tasks
         self._folder = launch.folder
@@ -49,7 +48,9 @@ class Supervisor:
         self._num_restarts = 0
         self._detectors: dict[Task, HangDetector] = {}
         self._recoveries = Recoveries(launch.reporter)
-        self._relay = ProgressRelay(launch.folder, ConsoleSink(launch.console), self._recoveries, self._tasks)
+        self._relay = ProgressRelay(
+            launch.folder.new_events(), ConsoleSink(launch.console), self._recoveries, self._tasks, clock
+        )
         self._step = 0
 
     def run(self) -> ExitCode:
@@ -97,7 +98,7 @@ class Supervisor:
         self._relay.update()
         chief = self._tasks[CHIEF]
         chief.send(signum)
-        end_all([chief], within_s=self._restart.stop_timeout_s)
+        end_all([chief], self._clock, within_s=self._restart.stop_timeout_s)
         self._end_servers()
         return self._stop.outcome(chief.code, self._folder.stored())
 
@@ -113,16 +114,17 @@ class Supervisor:
         """Waits for the sidecar evaluator, which exits after the last checkpoint."""
         assert self._evaluator is not None
         task = self._tasks[self._evaluator]
-        deadline_s = time.monotonic() + within_s
+        deadline_s = self._clock.now_s() + within_s
         while task.code != ExitCode.DONE and not self._evaluator_lost:
-            if time.monotonic() > deadline_s or self._stop.requested.wait(_ROUND_S):
+            if self._clock.now_s() > deadline_s or self._stop.requested.wait(_ROUND_S):
                 self._continue_without(task, "has not evaluated the last checkpoint")
                 break
             if task.start_at_s is None:
                 self._look_at(task, task.code)
-            elif time.monotonic() >= task.start_at_s:
+            elif self._clock.now_s() >= task.start_at_s:
                 self._start(task)
             self._relay.update()
+            self._backend.look()
 
     def _end_servers(self) -> None:
         """Asks the servers to exit; they do so within a second, with code 0."""
@@ -130,7 +132,7 @@ class Supervisor:
         for task in tasks:
             if task.task.job in self._plan.serving:
                 task.send(signal.SIGTERM)
-        end_all(tasks, within_s=_SERVERS_END_WITHIN_S)
+        end_all(tasks, self._clock, within_s=_SERVERS_END_WITHIN_S)
 
     def _chief_code(self) -> ExitCode | None:
         """The exit code of the run if the chief has ended it, else None."""
@@ -153,12 +155,14 @@ class Supervisor:
     def _may_end(self, task: TaskHandle, code: int | None) -> bool:
         """Whether the task may exit with this code: the chief ends the run, others may exit a moment before it.
 
-        Tasks of the data service read the end of the run in run.json before the chief exits.
+        Tasks of the data service read the end of the run in run.json before the chief exits. From then on, nobody needs
+        a server that is lost.
         """
         if task.task == CHIEF:
             return final(code) is not None
-        serves = task.task.job in self._plan.serving
-        return code == ExitCode.DONE and (not serves or self._folder.stored().get("status") == "completed")
+        if task.task.job in self._plan.serving:
+            return code is not None and self._folder.stored().get("status") == "completed"
+        return code == ExitCode.DONE
 
     def _look_at(self, task: TaskHandle, code: int | None) -> None:
         """Restarts a task that was lost.
@@ -181,7 +185,7 @@ class Supervisor:
         elif cause := self._hangs(task):
             self._backend.find_lost_machines()
             self._failed(task, task.task, cause)
-            self._detectors[CHIEF].waited(time.monotonic())
+            self._detectors[CHIEF].waited(self._clock.now_s())
 
     def _last_message(self, task: TaskHandle) -> str:
         """The error message at the end of a task's log; empty without one."""
@@ -213,15 +217,17 @@ class Supervisor:
         """Why a running task counts as hung; None if it does not."""
         detector = self._detectors[task.task]
         beat = task.heartbeat()
-        now_s = time.monotonic()
+        now_s = self._clock.now_s()
         cause = detector.heartbeat_fault(beat, now_s)
-        others = [each for other, each in self._detectors.items() if other not in (CHIEF, self._evaluator)]
-        if cause is not None and task.task == CHIEF and detector.may_wait_for(others):
+        if cause is not None and task.task == CHIEF and detector.may_wait_for(self._detectors_of_servers()):
             return None  # until the other one is killed
         if cause is None and beat is not None and task.task == CHIEF:
             cause = detector.progress_fault(TrainingStatus.of(beat), now_s)
             cause = cause and cause + self._unreachable()
         return cause
+
+    def _detectors_of_servers(self) -> list[HangDetector]:
+        return [each for task, each in self._detectors.items() if task not in (CHIEF, self._evaluator)]
 
     def _unreachable(self) -> str:
         addresses = self._backend.addresses
@@ -249,7 +255,7 @@ class Supervisor:
             self._reporter.emit("failure", step=self._step, task=str(lost), cause=cause, action="the run ends")
             raise self._policy.exhausted(lost, cause)
         self._num_restarts += interrupts
-        due_s = self._policy.due_s(task.restarts, time.monotonic())
+        due_s = self._policy.due_s(task.restarts, self._clock.now_s())
         for member in group:
             member.kill()
             member.restarts += 1
@@ -263,43 +269,55 @@ class Supervisor:
         tasks = list(self._tasks.values())
         together = self._plan.restarted_together
         group = [each for each in tasks if each.task.job in together] if failed.task.job in together else [failed]
-        return tasks if self._backend.must_move(group) else group
+        must_move = self._backend.must_move(group)
+        return tasks if must_move and not self._is_trained() else group
+
+    def _is_trained(self) -> bool:
+        """Whether only the evaluator has something left to do."""
+        return self._chief_code() is not None or self._folder.stored().get("status") == "completed"
 
     def _is_up(self, task: Task) -> bool:
         return self._tasks[task].start_at_s is None and self._tasks[task].heartbeat() is not None
 
     def _start_due(self) -> None:
         for task in self._tasks.values():
-            if task.start_at_s is not None and time.monotonic() >= task.start_at_s:
+            if task.start_at_s is not None and self._clock.now_s() >= task.start_at_s:
                 self._start(task)
 
     def _start(self, task: TaskHandle) -> None:
         task.start()
-        self._detectors[task.task] = HangDetector(self._hang_limits, time.monotonic())
+        self._detectors[task.task] = HangDetector(self._hang_limits, self._clock.now_s())
 
 
 class ProgressRelay:
     """Passes new events of metrics.jsonl to the console and to `recoveries`, and shows the state of the tasks."""
 
     def __init__(
-        self, folder: RunFolder, sink: ConsoleSink, recoveries: Recoveries, tasks: Mapping[Task, TaskHandle]
+        self,
+        events: EventReader,
+        sink: ConsoleSink,
+        recoveries: Recoveries,
+        tasks: Mapping[Task, TaskHandle],
+        clock: Clock,
     ) -> None:
-        self._tail = EventReader(folder.metrics, after_what_is_there=True)  # what an earlier process wrote
+        self._events = events
         self._sink = sink
+        self._clock = clock
         self._recoveries = recoveries
         self._tasks = tasks
         self._last_step = 0
         self._shown_s = 0.0
 
     def update(self) -> None:
-        for event in self._tail.read():
+        for event in self._events.read():
             self._relay_event(event)
-        if time.monotonic() - self._shown_s >= _VIEW_EVERY_S:
-            self._shown_s = time.monotonic()
+        if self._clock.now_s() - self._shown_s >= _VIEW_EVERY_S:
+            self._shown_s = self._clock.now_s()
             beat = self._tasks[CHIEF].heartbeat()
             progress = beat.training if beat else None
             stale = progress is not None and progress.step < self._last_step  # before the end of the epoch last shown
-            self._sink.view(task_table([_row(task) for task in self._tasks.values()]), None if stale else progress)
+            table = task_table([_row(task) for task in self._tasks.values()]) if self._sink.is_terminal else ""
+            self._sink.view(table, None if stale else progress)
 
     def close(self) -> None:
         self.update()

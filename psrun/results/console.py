@@ -84,6 +84,11 @@ class ConsoleSink(Sink):
             else:
                 self._plain_progress(progress)
 
+    @property
+    def is_terminal(self) -> bool:
+        """Whether `view` shows more than the progress."""
+        return self._console.is_terminal
+
     def view(self, what: RenderableType, progress: Progress | None = None) -> None:
         """On a terminal: `what`, such as the tasks of a cluster, above the progress of the training."""
         with self._lock:

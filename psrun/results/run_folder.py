@@ -17,7 +17,7 @@ from psrun import files
 from psrun.errors import CANNOT_GROW, FULL, ConfigError, Problem, PsrunError, RunFolderError
 from psrun.results import reading
 from psrun.results.events import Event
-from psrun.results.journal import Journal, plain, writing_to
+from psrun.results.journal import EventReader, Journal, plain, writing_to
 from psrun.results.summary import CHANGES, fold
 
 _FLOAT = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?e[-+]?[0-9]+")
@@ -134,6 +134,10 @@ class RunFolder(Journal):
     def journal(self) -> Journal:
         """metrics.jsonl only: for the events of a process while another process writes run.json."""
         return Journal(self.path)
+
+    def new_events(self) -> EventReader:
+        """A reader of the events that are added from now on."""
+        return EventReader(self.metrics, after_what_is_there=True)
 
     @property
     def evaluations(self) -> Path:

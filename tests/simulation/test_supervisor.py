@@ -1,175 +1,208 @@
-"""How the supervisor of a cluster handles the ends of its tasks; here they are processes that sleep."""
+"""How the supervisor handles what happens to its tasks, in simulated time: see `simulated_cluster`."""
 
 from __future__ import annotations
 
-import io
-import json
-import subprocess
-import time
+import dataclasses
+import signal
 
 import pytest
-from rich.console import Console
-from support import run_config
+from simulated_cluster import HEARTBEAT_S, START_S, Fault, Schedule, World, random_schedule, violations
 
-from psrun.config.run_config import RunConfig
-from psrun.config.topology import CHIEF, DISPATCHER, Task
-from psrun.errors import BudgetSpentError, ConfigError, ExitCode
-from psrun.launch.backend import Backend, Launch, TaskPlan, TaskProcess
-from psrun.launch.supervisor import Supervisor
-from psrun.process import Stop
-from psrun.results.events import Reporter
-from psrun.results.run_folder import RunFolder
-from psrun.results.task_files import Heartbeat
+from psrun.errors import BudgetSpentError, ConfigError, ExitCode, Interrupted
 
-CHIEF_ENDS_AFTER_S, DISPATCHER_ENDS_AFTER_S, NEVER_S = 1.5, 0.2, 60.0
-
-
-def supervisor_of(
-    run: RunConfig, folder: RunFolder, tasks: dict[Task, TaskProcess], engine: type[Backend] = Backend
-) -> Supervisor:
-    reporter = Reporter([folder.journal], started_s=time.time())
-    launch = Launch(run, TaskPlan.of(run), folder, Stop(), Console(file=io.StringIO()), reporter)
-    return Supervisor(launch, engine(tasks, {}))
-
-
-class Sleeping(TaskProcess):
-    """A task that does nothing for a while, and then ends with 0."""
-
-    def start(self) -> None:
-        after_s = {CHIEF: CHIEF_ENDS_AFTER_S, DISPATCHER: DISPATCHER_ENDS_AFTER_S}.get(self.task, NEVER_S)
-        self.process = subprocess.Popen(["sleep", str(after_s)], start_new_session=True)
-        self.start_at_s = None
+NUM_SCHEDULES = 5_000
+NUM_MORE = 15_000
+PART = 1_000
+# Schedules that the supervisor has failed, and how.
+EXAMPLES = {
+    "a server is lost while the chief exits after a completed run, which a restart could end with code 1": Schedule(
+        "parameter servers",
+        (
+            Fault(3.596, "reported by the chief", "ps-1"),
+            Fault(5.612, "exit", "chief-0", 175),
+            Fault(10.165, "exit", "ps-1", -9),
+            Fault(11.973, "stall", "ps-0"),
+        ),
+        seed=89,
+    ),
+    "the evaluator's machine is lost after the end of the chief, and all tasks are said to restart": Schedule(
+        "sidecar", (Fault(8.97, "machine", "evaluator-0"),), budget=2, seed=578
+    ),
+    "all move with the evaluator, and every step counts as lost": Schedule(
+        "sidecar", (Fault(0.665, "machine", "evaluator-0"),), budget=2, steps=120, seed=564
+    ),
+}
 
 
-@pytest.mark.parametrize(("status", "restarts"), [("completed", False), ("running", True)])
-def test_a_task_of_the_data_service_that_ends_before_the_chief(tmp_path, status, restarts):
-    """It sees by itself that the run was completed, while the process of the chief is still on its way to its end."""
-    run = run_config("cluster=local", "model=wide_deep", "data=features", "data.visitation=dynamic")
-    folder = RunFolder.create(tmp_path / "run", raw={})
-    folder.record("ended", status=status)
-    tasks = {task: Sleeping(task, {}, folder.path) for task in TaskPlan.of(run).tasks()}
-    supervisor = supervisor_of(run, folder, tasks)
-    assert supervisor.run() == ExitCode.DONE
-    assert (tasks[DISPATCHER].restarts > 0) == restarts
-    assert bool(folder.metrics.exists() and folder.metrics.read_text()) == restarts
+def run(schedule: Schedule) -> World:
+    """A run without violations."""
+    world = World(schedule).run()
+    assert violations(world) == [], schedule
+    return world
 
 
-class Beating(Sleeping):
-    """A task with a heartbeat; the chief removes its heartbeat half a second before it exits, as real ones do."""
-
-    def start(self) -> None:
-        super().start()
-        self.began_s = time.monotonic()
-
-    def heartbeat(self) -> Heartbeat | None:
-        exits = self.task == CHIEF and time.monotonic() - self.began_s > CHIEF_ENDS_AFTER_S - 0.5
-        return None if exits else Heartbeat(1, time.time(), "training")
-
-
-def test_a_chief_that_exits_after_a_run_longer_than_the_limit_for_its_start_is_not_lost(tmp_path):
-    run = run_config("cluster=local", "evaluation=none", "cluster.restart.start_timeout_s=1")
-    folder = RunFolder.create(tmp_path / "run", raw={})
-    tasks = {task: Beating(task, {}, folder.path) for task in TaskPlan.of(run).tasks()}
-    supervisor = supervisor_of(run, folder, tasks)
-    assert supervisor.run() == ExitCode.DONE
-    assert {str(task.task): task.restarts for task in tasks.values() if task.restarts} == {}
+@pytest.mark.parametrize(
+    "first",
+    [
+        *range(0, NUM_SCHEDULES, PART),
+        *(pytest.param(first, marks=pytest.mark.thorough) for first in range(NUM_SCHEDULES, NUM_MORE, PART)),
+    ],
+)
+def test_random_faults(first):
+    """A schedule that fails belongs into `EXAMPLES`."""
+    for seed in range(first, first + PART):
+        run(random_schedule(seed))
 
 
-class Losing(Sleeping):
-    """The chief exits at first, since it has lost a worker that still runs, and trains after its restart."""
-
-    def start(self) -> None:
-        lost = self.task == CHIEF and not self.restarts
-        self.process = subprocess.Popen(["sh", "-c", f"exit {ExitCode.RESTART:d}"] if lost else ["sleep", "1"])
-        self.start_at_s = None
+@pytest.mark.parametrize("schedule", EXAMPLES.values(), ids=EXAMPLES)
+def test_schedules_that_failed_before(schedule):
+    """Also where the tasks are looked at in other moments."""
+    for seed in range(schedule.seed, schedule.seed + 20):
+        run(dataclasses.replace(schedule, seed=seed))
 
 
-def test_a_chief_that_exits_because_of_a_lost_worker_reports_the_worker(tmp_path):
-    run = run_config("cluster=multi_worker_mirrored", "trainer=fit", "evaluation=none")
-    folder = RunFolder.create(tmp_path / "run", raw={})
-    error = {"type": "TaskLostError", "message": "worker-0 was lost: no heartbeat", "task": "worker-0"}
-    folder.record("ended", status="failed", exit_code=ExitCode.RESTART, error=error)
-    tasks = {task: Losing(task, {}, folder.path) for task in TaskPlan.of(run).tasks()}
-    supervisor = supervisor_of(run, folder, tasks)
-    assert supervisor.run() == ExitCode.DONE
-    (failure,) = [json.loads(line) for line in folder.metrics.read_text().splitlines() if '"failure"' in line]
-    assert (failure["task"], failure["cause"]) == ("worker-0", error["message"])
-    assert failure["restarted"] == ["worker-0", "chief-0"]
+def failures(world: World) -> list[tuple[str, str]]:
+    """The task and the cause of each."""
+    return [(event.data["task"], event.data["cause"]) for _, event in world.events if event.kind == "failure"]
 
 
-class Moving(Backend):
-    """An engine on which the machine of each lost task is lost, too."""
-
-    def must_move(self, tasks) -> bool:
-        return True
+def restarts(world: World) -> dict[str, int]:
+    return {str(task): each.restarts for task, each in world.tasks.items() if each.restarts}
 
 
-class LostTwice(Sleeping):
-    """The evaluator is lost at first; a worker is lost once all tasks have moved."""
-
-    def start(self) -> None:
-        is_lost = str(self.task) == ("worker-0" if self.restarts else "evaluator-0")
-        end = "sleep 0.2; kill -9 $$" if is_lost else "sleep 5"
-        self.process = subprocess.Popen(["sh", "-c", end], start_new_session=True)
-        self.start_at_s = None
+@pytest.mark.parametrize("name", ["parameter servers", "two workers", "sidecar", "synchronous", "data service"])
+def test_a_run_without_faults(name):
+    world = run(Schedule(name))
+    assert world.code == ExitCode.DONE
+    assert failures(world) == []
+    assert world.folder.result["recoveries"] == []
 
 
-def test_an_evaluator_whose_machine_is_lost_uses_the_budget_as_all_tasks_move(tmp_path):
-    run = run_config("cluster=local", "evaluation=sidecar", "cluster.restart.budget=1", "cluster.restart.backoff_s=0")
-    folder = RunFolder.create(tmp_path / "run", raw={})
-    tasks = {task: LostTwice(task, {}, folder.path) for task in TaskPlan.of(run).tasks()}
-    with pytest.raises(BudgetSpentError, match="worker-0"):
-        supervisor_of(run, folder, tasks, Moving).run()
-    assert {task.restarts for task in tasks.values()} == {1}
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("code", [ExitCode.DONE, ExitCode.FAILED])
+def test_a_chief_that_ends_between_two_looks_is_not_restarted(seed, code):
+    world = run(Schedule("two workers", chief_ends_with=code, seed=seed))
+    assert world.code == code
+    assert restarts(world) == {}
 
 
-class Counted(Sleeping):
-    """A task that never ends by itself; the code of the chief is known from the given look on."""
-
-    visible_from, looks, ends_with = 0, 0, ExitCode.DONE
-
-    @property
-    def code(self) -> int | None:
-        self.looks += self.task == CHIEF
-        if self.task == CHIEF and not self.restarts and self.looks > self.visible_from:
-            return self.ends_with
-        return super().code
-
-    @property
-    def running(self) -> bool:
-        return self.code is None
+def test_a_task_that_hangs_is_killed_after_the_limit_and_its_row_says_how_long_it_took():
+    world = run(Schedule("two workers", (Fault(2.0, "hang", "worker-1"),), steps=120))
+    ((task, cause),) = failures(world)
+    assert (task, cause[:24]) == ("worker-1", "hangs: not heard of for ")
+    (row,) = world.folder.result["recoveries"]
+    assert HEARTBEAT_S < row["at_s"] - 2.0 < HEARTBEAT_S + 2.0
+    assert row["steps_lost"] == 0
+    assert restarts(world) == {"worker-1": 1}
 
 
-@pytest.mark.parametrize("ends_with", [ExitCode.DONE, ExitCode.FAILED])
-@pytest.mark.parametrize("visible_from", [2, 3, 6])
-def test_a_chief_that_ends_between_two_looks_is_not_restarted(tmp_path, visible_from, ends_with):
-    run = run_config("cluster=local", "evaluation=none", "cluster.restart.backoff_s=0")
-    folder = RunFolder.create(tmp_path / "run", raw={})
-    tasks = {task: Counted(task, {}, folder.path) for task in TaskPlan.of(run).tasks()}
-    tasks[CHIEF].visible_from, tasks[CHIEF].ends_with = visible_from, ends_with
-    supervisor = supervisor_of(run, folder, tasks)
-    assert supervisor.run() == ends_with
-    assert {str(task.task): task.restarts for task in tasks.values() if task.restarts} == {}
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("task", ["ps-0", "worker-0"])
+def test_a_chief_that_waits_for_a_hung_server_is_not_killed_before_or_after_it(task, seed):
+    world = run(Schedule("parameter servers", (Fault(3.0, "hang", task, 1),), steps=120, seed=seed))
+    assert [lost for lost, _ in failures(world)] == [task]
 
 
-class Misconfigured(Sleeping):
-    """The worker finds an error of the configuration, prints it as `run_process` does, and exits."""
-
-    def start(self) -> None:
-        super().start()
-        if self.task.job == "worker":
-            self.process.kill()
-            self.process = subprocess.Popen(["sh", "-c", f"exit {ExitCode.USAGE:d}"])
-            log = "Traceback: ...\npsrun: this process may open only 64 files\nraise the limit\n"
-            RunFolder(self.folder).log(str(self.task)).write_text(log)
+def test_a_lost_chief_costs_the_steps_since_the_checkpoint_once():
+    faults = (Fault(5.0, "exit", "ps-0", -9), Fault(5.2, "exit", "ps-1", -9), Fault(5.3, "exit", "chief-0", -9))
+    world = run(Schedule("parameter servers", faults, steps=80))
+    rows = world.folder.result["recoveries"]
+    assert [row["task"] for row in rows] == [task for task, _ in failures(world)]
+    assert len(rows) > 1
+    assert 0 < sum(row["steps_lost"] for row in rows) <= world.undone < 20
 
 
-def test_an_error_that_no_restart_mends_ends_the_run_at_once(tmp_path):
-    run = run_config("cluster=local", "cluster.num_workers=1", "evaluation=none")
-    folder = RunFolder.create(tmp_path / "run", raw={})
-    tasks = {task: Misconfigured(task, {}, folder.path) for task in TaskPlan.of(run).tasks()}
-    supervisor = supervisor_of(run, folder, tasks)
-    with pytest.raises(ConfigError) as raised:
-        supervisor.run()
-    assert str(raised.value) == "worker-0: this process may open only 64 files\nraise the limit"
-    assert [task.restarts for task in tasks.values()] == [0] * len(tasks)
+def test_a_chief_that_exits_because_of_a_lost_worker_reports_the_worker():
+    world = run(Schedule("synchronous", (Fault(3.0, "reported by the chief", "worker-0"),)))
+    assert failures(world) == [("worker-0", "worker-0 was lost")]
+    assert restarts(world) == {"worker-0": 1, "chief-0": 1}
+
+
+def test_a_chief_reports_a_lost_server_before_the_engine_knows_that_its_machine_is_lost():
+    """All tasks move at once."""
+    faults = (Fault(3.0, "machine", "ps-0"), Fault(3.5, "exit", "chief-0", 175))
+    world = run(Schedule("two workers", faults, budget=1))
+    assert set(restarts(world).values()) == {1}
+    assert world.code == ExitCode.DONE
+
+
+def test_the_budget_is_that_of_the_training():
+    """It is spent by the loss of a group as by that of a task, and not by an evaluator that restarts where it was."""
+    evaluators = tuple(Fault(1.0 + 3 * index, "exit", "evaluator-0", -9) for index in range(2))
+    lost = (Fault(2.0, "exit", "ps-0", -9), Fault(5.0, "exit", "worker-0", -9))
+    world = run(Schedule("sidecar", (*evaluators, *lost), budget=2))
+    assert (world.code, world.raised) == (ExitCode.DONE, None)
+    world = run(Schedule("sidecar", (*evaluators, *lost, Fault(7.0, "exit", "worker-0", -9)), budget=2))
+    assert isinstance(world.raised, BudgetSpentError)
+    assert world.raised.task == "worker-0"
+
+
+def test_an_evaluator_whose_machine_is_lost_uses_the_budget_as_all_tasks_move():
+    faults = (Fault(1.0, "machine", "evaluator-0"), Fault(8.0, "exit", "worker-0", -9))
+    world = run(Schedule("sidecar", faults, budget=1, steps=80))
+    assert isinstance(world.raised, BudgetSpentError)
+    assert world.raised.task == "worker-0"
+    assert set(restarts(world).values()) == {1}
+
+
+@pytest.mark.parametrize("detail", [-9, 1])
+def test_the_training_goes_on_without_an_evaluator_that_is_given_up(detail):
+    """One that fails for good is not restarted."""
+    lost = tuple(Fault(1.0 + 2 * index, "exit", "evaluator-0", detail) for index in range(3))
+    world = run(Schedule("sidecar", lost, budget=2))
+    assert world.code == ExitCode.DONE
+    assert "continues without it" in world.events[-1][1].data.get("action", "")
+    assert restarts(world) == ({"evaluator-0": 2} if detail < 0 else {})
+
+
+def test_a_task_of_the_data_service_that_ends_before_the_run_is_over_is_lost():
+    world = run(Schedule("data service", (Fault(2.0, "exit", "data_dispatcher-0", 0),)))
+    assert restarts(world) == {"data_dispatcher-0": 1}
+
+
+@pytest.mark.parametrize("task", ["chief-0", "worker-0"])
+def test_an_error_that_no_restart_mends_ends_the_run_at_once(task):
+    world = run(Schedule("parameter servers", (Fault(2.0, "exit", task, ExitCode.USAGE),)))
+    assert world.code == ExitCode.USAGE
+    assert isinstance(world.raised, ConfigError) == (task == "worker-0")
+    assert restarts(world) == {}
+
+
+def test_a_task_that_never_comes_up():
+    world = run(Schedule("two workers", (Fault(0.0, "slow start", "worker-1", 1e6), Fault(0.1, "exit", "worker-1", -9)),
+                         steps=300, budget=2))  # fmt: skip
+    assert [cause for _, cause in failures(world)] == [
+        "was killed by SIGKILL",
+        f"did not come up within {START_S:.0f} s",
+    ]
+
+
+def test_steps_that_hang_while_every_task_is_alive():
+    world = run(Schedule("two workers", (Fault(2.0, "stall"),)))
+    ((task, cause),) = failures(world)
+    assert (task, cause.partition(":")[0]) == ("chief-0", "makes no progress")
+
+
+@pytest.mark.parametrize(
+    ("signum", "code"), [(signal.SIGINT, ExitCode.INTERRUPTED), (signal.SIGTERM, ExitCode.RESTART)]
+)
+@pytest.mark.parametrize("hangs", [False, True])
+def test_a_signal_saves_and_ends(signum, code, hangs):
+    """A chief that hangs is killed; then its supervisor raises, so that the end is recorded."""
+    hang = (Fault(2.5, "hang"),) if hangs else ()
+    world = run(Schedule("two workers", (*hang, Fault(3.0, "stop", detail=signum))))
+    assert world.code == code
+    assert isinstance(world.raised, Interrupted) == hangs
+    assert failures(world) == []
+
+
+def test_a_machine_that_was_suspended_has_lost_nobody():
+    world = run(Schedule("sidecar", (Fault(2.0, "suspended", detail=500.0),)))
+    assert failures(world) == []
+
+
+def test_the_engine_is_asked_also_while_the_evaluator_is_awaited():
+    world = run(Schedule("sidecar"))
+    waited_s = world.now_s - world.chief_ended_s
+    assert waited_s > 2.0
+    assert world.backend.looks_s[-1] > world.chief_ended_s + 1.0

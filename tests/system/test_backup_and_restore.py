@@ -17,6 +17,7 @@ RUN = [
 ]  # fmt: skip
 
 
+@pytest.mark.release
 def test_a_chief_that_is_killed_within_an_epoch_resumes_from_the_backup_with_counts_that_are_right(start):
     """A death at the end of an epoch is one of `test_backup_and_restore_hook`, in one process."""
     cluster = start(*RUN)

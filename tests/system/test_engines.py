@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -34,6 +35,7 @@ SIZE = ["cluster.num_workers=1", "cluster.num_ps=2"]
 def reference(tmp_path_factory) -> Callable[[str], dict[str, Any]]:
     """What comes out of an experiment in one process."""
 
+    @functools.cache
     def run(experiment: str) -> dict[str, Any]:
         root = tmp_path_factory.mktemp("reference")
         where = ["cluster=inprocess", *SIZE, f"hydra.run.dir={root / 'run'}"]

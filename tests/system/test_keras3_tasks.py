@@ -16,6 +16,7 @@ RUN = [
 TESTS = {"PYTHONPATH": str(HARNESS)}
 
 
+@pytest.mark.release
 def test_a_model_of_keras3_survives_a_lost_chief_and_a_worker_that_is_set_aside_evaluates_it(start):
     cluster = start(
         *RUN, "trainer=fit", "evaluation=sidecar_thread", "export.at_end=true", "trainer.epochs=4",

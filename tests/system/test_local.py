@@ -81,23 +81,20 @@ def test_a_worker_is_killed_then_both_at_once(start):
     assert set(stale["by_worker"]) == {"worker-0", "worker-1"}
 
 
-@pytest.mark.parametrize(
-    ("trainer", "killed", "hangs"), [("custom_loop", "ps-0", "ps-1"), ("fit", "chief-0", "chief-0")]
-)
-def test_a_parameter_server_or_the_chief_is_killed_then_one_hangs(start, trainer, killed, hangs):
-    cluster = start(*BRIEF, f"trainer={trainer}")
+def test_a_parameter_server_is_killed_then_the_chief_hangs(start):
+    cluster = start(*BRIEF, "trainer=fit")
     cluster.wait_for("checkpoint", 3)
-    cluster.kill(killed)
+    cluster.kill("ps-0")
     cluster.wait_for("recovery")
     cluster.wait_for("checkpoint", len(cluster.events("checkpoint")) + 2)
     before = len(cluster.events("failure"))
-    cluster.stop(hangs)
+    cluster.stop("chief-0")
     failure = cluster.wait_for("failure", before + 1)
-    assert failure["task"] == hangs
+    assert failure["task"] == "chief-0"
     assert "hangs: not heard of" in failure["cause"]
     assert cluster.end() == 0
     learned(cluster)
-    assert [row["task"] for row in cluster.result["recoveries"]] == [killed, hangs]
+    assert [row["task"] for row in cluster.result["recoveries"]] == ["ps-0", "chief-0"]
     assert all(row["steps_lost"] <= 2 * STEPS for row in cluster.result["recoveries"])
     first, second = (event["step"] for event in cluster.events("restored"))
     assert first >= 3 * STEPS
@@ -136,39 +133,6 @@ def test_steps_that_hang_while_every_task_is_alive(start, tmp_path):
     learned(cluster)
 
 
-def test_a_chief_that_is_silent_because_of_a_hung_worker_is_not_killed_and_a_spent_budget_ends_the_run(start):
-    cluster = start(*LONG, many_epochs(STEPS), "cluster.restart.budget=1")
-    cluster.wait_for("epoch", 2)
-    chief = cluster.stop("chief-0")  # before the worker
-    cluster.stop("worker-1")
-    assert cluster.wait_for("failure")["task"] == "worker-1"
-    chief.send_signal(signal.SIGCONT)
-    assert cluster.wait_for("recovery")["task"] == "worker-1"
-    cluster.kill("worker-0")
-    assert cluster.end() == 1
-    assert "worker-0 was killed by SIGKILL; all 1 restarts (cluster.restart.budget) are spent" in cluster.stderr
-    assert cluster.result["status"] == "failed"
-    assert cluster.result["error"]["task"] == "worker-0"
-    assert [row["task"] for row in cluster.result["recoveries"]] == ["worker-1"]
-    assert cluster.left() == []
-
-
-def test_a_server_that_never_comes_up_ends_the_run(start, tmp_path):
-    (tmp_path / "sitecustomize.py").write_text(
-        "import os, time\n"
-        "if '\"type\": \"worker\", \"index\": 1' in os.environ.get('TF_CONFIG', ''):\n"
-        "    time.sleep(600)\n"
-    )
-    cluster = start(
-        *(*SHORT, "cluster.fork_server=false"), "cluster.restart.start_timeout_s=20", "cluster.restart.budget=0",
-        PYTHONPATH=str(tmp_path),
-    )  # fmt: skip
-    assert cluster.end(within_s=60) == 1
-    assert "worker-1 did not come up within 20 s; all 0 restarts" in cluster.stderr
-    assert cluster.result["error"]["task"] == "worker-1"
-    assert cluster.left() == []
-
-
 def test_a_failure_for_good_is_the_chiefs(start):
     cluster = start(*SHORT, "optimizer=sgd", "optimizer.learning_rate=1e30", "model=dense")
     assert cluster.end() == 1
@@ -192,18 +156,8 @@ def test_a_signal_saves_and_ends(start):
     assert result["steps"]["applied"] >= result["steps"]["scheduled"] > 0
 
 
-def test_a_signal_while_the_chief_hangs_is_recorded(start):
-    cluster = start(*LONG, many_epochs(STEPS), "cluster.restart.stop_timeout_s=2")
-    cluster.wait_for("epoch", 1)
-    cluster.stop("chief-0")
-    cluster.process.send_signal(signal.SIGINT)
-    assert cluster.end(within_s=30) == 130
-    assert (cluster.result["status"], cluster.result["exit_code"]) == ("interrupted", 130)
-    assert cluster.left() == []
-
-
 def test_a_second_signal_ends_at_once(start):
-    """While it begins; `test_a_signal_while_the_chief_hangs_is_recorded` has the training."""
+    """While it begins. What becomes of a run whose chief hangs then is in the simulation."""
     cluster = start(*LONG, many_epochs(STEPS))
     cluster.stop("chief-0")  # it will not end by itself
     cluster.process.send_signal(signal.SIGINT)

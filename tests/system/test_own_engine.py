@@ -1,4 +1,4 @@
-"""An engine of the user's: three files outside the package, as a project of theirs has them."""
+"""An engine of the user's: three files outside the package, as a project of theirs has them; a budget that is spent."""
 
 from __future__ import annotations
 
@@ -52,13 +52,14 @@ def test_an_engine_of_the_users_own(start, tmp_path: Path):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     run = start("--config-dir", str(tmp_path / "conf"), "cluster=marked", "cluster.mark=blue", many_epochs(20),
-                "cluster.num_ps=1", "trainer.steps_per_epoch=20", "evaluation=none", MOSTLY_WAITING,
-                PYTHONPATH=str(tmp_path))  # fmt: skip
+                "cluster.num_ps=1", "trainer.steps_per_epoch=20", "evaluation=none", "cluster.restart.budget=1",
+                MOSTLY_WAITING, PYTHONPATH=str(tmp_path))  # fmt: skip
     run.wait_for("checkpoint")
     run.kill("ps-0")
     assert run.wait_for("recovery")["task"] == "ps-0"
     log = (run.folder / "logs" / "ps-0.log").read_text()
     assert log.count("started by the blue engine") == 2
-    run.process.terminate()
-    assert run.end() == 175
+    run.kill("ps-0")
+    assert run.end() == 1
+    assert run.result["error"]["type"] == "BudgetSpentError"
     assert run.result["cluster"] == {"topology": "local", "num_workers": 2, "num_ps": 1}

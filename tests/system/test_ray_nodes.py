@@ -184,15 +184,6 @@ def test_no_task_outlives_a_driver_that_is_killed(run):
     cluster.wait(lambda: not cluster.left(), "end of all tasks", within_s=30)
 
 
-def test_more_than_the_nodes_have_is_reported_at_once(run):
-    began_s = time.monotonic()
-    cluster = run("cluster.resources.ps.num_cpus=3")
-    assert cluster.end(within_s=30) == 2
-    assert time.monotonic() - began_s < 20
-    assert "cluster.resources: no node has room for ps-0, which requests 3 CPUs" in cluster.stderr
-    assert "but the nodes have 4 x 2 CPUs: request less" in cluster.stderr
-
-
 def test_a_cluster_that_others_use_is_named_and_a_signal_ends_the_first_run(run, nodes):
     first = run(*LONG, many_epochs(STEPS))
     under_way(first)
@@ -276,7 +267,10 @@ def test_ray_ends_with_a_driver_that_is_killed_or_signalled_twice(start):
     [
         ("127.0.0.1:{closed}", 2, "cluster.address: nothing listens at 127.0.0.1:"),
         ("auto", 2, "cluster.address: is auto, but no Ray cluster runs on this machine"),
-        ("127.0.0.1:{other}", 1, "did not answer as a Ray cluster within 5 s (cluster.connect_timeout_s)"),
+        pytest.param(
+            *("127.0.0.1:{other}", 1, "did not answer as a Ray cluster within 5 s (cluster.connect_timeout_s)"),
+            marks=pytest.mark.release,  # Ray computes all the time that it waits
+        ),
     ],
 )
 def test_no_ray_at_the_address(start, tmp_path, address, code, message):

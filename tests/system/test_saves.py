@@ -28,6 +28,7 @@ def test_a_save_that_is_cut_short_costs_no_more_than_itself():
     assert "2 kills, and the run went on from the last complete checkpoint" in message
 
 
+@pytest.mark.release
 def test_the_table_stays_on_the_parameter_servers(tmp_path):
     """A table of 256 MiB and as much again of slots: neither save, restore nor verify holds it in one place."""
     script("checkpoint.py", "--rows", str(1 << 22), "--repetitions", "1", "--json", str(tmp_path / "figures.json"))

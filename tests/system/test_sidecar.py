@@ -70,6 +70,7 @@ def test_the_last_worker_is_set_aside_and_evaluates_whatever_becomes_of_it(start
     assert cluster.left() == []
 
 
+@pytest.mark.release
 def test_one_of_the_workers_that_somebody_else_starts_is_set_aside(tasks):
     # The loss falls, which these rules take for the worse: the learning rate falls, then the run ends.
     rules = [f"{rule}.{key}" for rule in ("reduce_lr", "early_stopping") for key in ("metric=val_loss", "mode=max")]

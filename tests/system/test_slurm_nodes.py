@@ -161,18 +161,6 @@ def test_a_folder_that_nodes_do_not_share(on_slurm, slurm, tmp_path):
     assert run.result["error"]["type"] == "ConfigError"
 
 
-def test_srun_does_not_start_the_tasks(on_slurm):
-    run = on_slurm("cluster=slurm", *QUICK, prefix=["srun", "-n5"])
-    assert run.end() == 2
-    assert run.stderr.count("srun has started this process, and psrun starts all tasks itself; use") == 1
-
-
-def test_a_job_that_is_too_small(on_slurm):
-    run = on_slurm("cluster=slurm", *QUICK, prefix=["salloc", "-n3"])
-    assert run.end() == 2
-    assert "this Slurm job is for 3 tasks, too few: the run has 5 (chief, 2 ps, 2 workers)" in run.stderr
-
-
 def test_slurm_refuses_the_job(on_slurm):
     run = on_slurm("submit", "slurm", *QUICK, "slurm.partition=gpu")
     assert run.end() == 1

@@ -154,12 +154,11 @@ def test_two_workers_are_lost_and_come_back_one_by_one_then_a_chief_is_started_a
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a process number 1 of its own needs root")
-@pytest.mark.parametrize(("arguments", "code"), [((), 0), (("trainer.epochs=0",), 2)])
-def test_the_first_process_of_a_container_leaves_its_place(start, arguments, code):
+def test_the_first_process_of_a_container_leaves_its_place(start):
     """A chief that nobody could kill when it hangs would be of no use."""
-    first = start("cluster=none", *QUICK, *arguments, prefix=["unshare", "--pid", "--fork", "--mount-proc"])
-    assert first.end() == code
-    assert code or first.result["pid"] not in (None, 1)
+    first = start("cluster=none", *QUICK, prefix=["unshare", "--pid", "--fork", "--mount-proc"])
+    assert first.end() == 0
+    assert first.result["pid"] not in (None, 1)
 
 
 def test_a_port_in_use_is_named(start):
@@ -178,16 +177,8 @@ def test_a_server_without_a_chief_gives_up(start):
     assert "no chief at" in worker.stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "environment", "message"),
-    [
-        (["cluster=tf_config"], {"TF_CONFIG": ""}, "TF_CONFIG: is not set"),
-        (["cluster=static"], {}, "task.type: must be given"),
-        (["cluster=static", "task.type=boss"], {}, "task.type: is 'boss'"),
-    ],
-)
-def test_a_task_that_cannot_be_determined(start, arguments, environment, message):
+def test_a_task_that_cannot_be_determined(start):
     """By the command; all that can be wrong is in `test_topology`."""
-    process = start(*arguments, **environment)
+    process = start("cluster=tf_config", TF_CONFIG="")
     assert process.end() == 2
-    assert message in process.stderr
+    assert "TF_CONFIG: is not set" in process.stderr

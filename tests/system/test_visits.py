@@ -36,16 +36,6 @@ def run(tmp_path: Path) -> list[str]:
     ]  # fmt: skip
 
 
-def test_each_row_is_trained_on_once_an_epoch(start, run):
-    """By `fit`; the other tests have the custom loop."""
-    cluster = start(*run, "trainer=fit", "cluster.num_workers=3", "trainer.epochs=3")
-    assert cluster.end() == 0
-    result = cluster.result
-    assert result["data"]["num_train_examples"] == NUM_EXAMPLES
-    assert result["steps"]["applied"] == 3 * STEPS
-    assert [row["seen"] for row in result["visitation"]] == [ONCE] * 3
-
-
 def test_a_worker_that_is_killed_costs_no_row_and_repeats_none(start, tmp_path):
     """Rows of lists, of which one in five is empty and two are truncated."""
     rows = (f"{'|'.join(map(str, range(n % 5)))},{'|'.join(['0.5'] * (n % 5))},{n % 2}" for n in range(NUM_EXAMPLES))

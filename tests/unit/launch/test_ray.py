@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import signal
 from pathlib import Path
 
@@ -11,51 +10,10 @@ from support import run_config
 
 from psrun.config import choices
 from psrun.config.topology import Task
-from psrun.errors import ConfigError, Interrupted
-from psrun.launch import ray as engine
+from psrun.errors import Interrupted
 from psrun.launch.sweeps import jobs as sweep_jobs
 from psrun.process import SUPERVISOR_PID
 from psrun.roles import task_assignment
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "message"),
-    [
-        (
-            "cluster.address",
-            "ray://head:10001",
-            "must be auto, HOST:PORT of the head node, or null; a ray:// client",
-        ),
-        ("cluster.address", "head", "is 'head', must be auto, HOST:PORT of the head node, or null"),
-        ("cluster.address", "6379", "must be auto, HOST:PORT"),
-        ("cluster.placement_group", "strict_spread", "must be one of spread, pack"),
-        ("cluster.resources.ps.num_cpus", 0, "must be 0.001 or more"),
-        ("cluster.resources.ps.memory_bytes", "1GiB", "must be an integer"),
-        ("cluster.resources.ps.num_gpu", 1, "no such key"),
-        ("cluster.resources.boss", 1, "no such key"),
-        ("cluster.num_ps", 0, "must be 1 or more"),
-        ("cluster.restart.budget", -1, "must be 0 or more"),
-    ],
-)
-def test_a_problem_is_reported_by_its_key(key, value, message):
-    with pytest.raises(ConfigError) as raised:
-        run_config("cluster=ray", f"++{key}='{value}'" if isinstance(value, str) else f"++{key}={value}")
-    messages = {problem.key: problem.message for problem in raised.value.problems}
-    assert message in messages[key]
-
-
-def test_nodes_that_cannot_reach_the_servers_are_a_contradiction():
-    with pytest.raises(
-        ConfigError, match=r"cluster.isolate: true makes the servers unreachable from the nodes of cluster.address"
-    ):
-        run_config("cluster=ray", "cluster.address=auto", "cluster.isolate=true")
-    run_config("cluster=ray", "cluster.isolate=true")
-
-
-def test_ray_that_is_not_installed_is_named(monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"cluster: 'ray' requires Ray: pip install 'psrun\[ray\]'"):
-        engine.check_installed()
 
 
 def test_the_started_process_drives_and_the_others_are_tasks(monkeypatch):

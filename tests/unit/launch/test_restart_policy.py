@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from psrun.config.choices import RestartLimits
-from psrun.config.topology import Task
 from psrun.launch.restart_policy import RestartPolicy
 
 POLICY = RestartPolicy(budget=3, first_delay_s=2.0, longest_delay_s=10.0)
@@ -29,9 +28,3 @@ def test_a_task_may_be_restarted_thousands_of_times(first_delay_s, delay_s):
 def test_the_budget_is_the_number_of_restarts(budget, allowed):
     policy = RestartPolicy(budget, 1.0, 1.0)
     assert [num_restarts for num_restarts in range(5) if policy.allows(num_restarts)] == allowed
-
-
-def test_the_error_names_the_task_the_cause_and_the_key():
-    error = POLICY.exhausted(Task("ps", 1), "was killed")
-    assert str(error) == "ps-1 was killed; all 3 restarts (cluster.restart.budget) are spent"
-    assert (error.task, error.exit_code) == ("ps-1", 1)
