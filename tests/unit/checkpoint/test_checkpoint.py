@@ -118,6 +118,13 @@ def test_the_newest_and_the_best_are_kept(store):
     assert not store.compare(400, "loss", float("nan"), mode="min")
 
 
+def test_the_one_just_saved_is_kept_beside_those_of_higher_steps(store):
+    """A run that went on from an older checkpoint saves one of a lower step than those that it left behind."""
+    save(store, 150)
+    assert store.prune(150, 1) == [150]
+    assert store.steps() == [150]
+
+
 def test_a_best_one_that_was_damaged_is_no_longer_the_best(store):
     store.compare(300, "loss", 0.1, mode="min")
     flipped(Path(store.prefix(300) + ".index"))

@@ -7,13 +7,14 @@ import errno
 import io
 import json
 import os
+import threading
 
 import pytest
 from rich.console import Console
 
 from psrun import files, process
 from psrun.errors import ConfigError, ExitCode, RunFolderError
-from psrun.results import run_state
+from psrun.results import run_folder, run_state
 from psrun.results.console import ConsoleSink, ProgressLine
 from psrun.results.events import Event, Progress, Reporter
 from psrun.results.run_folder import RunFolder
@@ -263,3 +264,15 @@ def test_a_run_that_ended_early_trains_on_only_with_another_rule_or_length(tmp_p
     folder.record("ended", status="completed")
     again = RunFolder.take_over(folder.path, completed=True, raw={**raw, **changes})
     assert again.ends_early() == ends
+
+
+def test_a_signal_handler_records_the_end_while_the_interrupted_thread_writes(tmp_path, monkeypatch):
+    """The interrupted thread holds the lock, and goes on only after the handler."""
+    monkeypatch.setattr(run_folder, "_LOCK_TIMEOUT_S", 0.01)
+    folder = RunFolder.create(tmp_path, raw={})
+    with folder._lock:
+        handler = threading.Thread(target=lambda: folder.record_at_once("ended", status="interrupted"), daemon=True)
+        handler.start()
+        handler.join(10)
+        assert not handler.is_alive()
+    assert folder.stored()["status"] == "interrupted"
