@@ -25,7 +25,7 @@ from psrun import files
 from psrun.cli import hydra_sweeps
 from psrun.config.compose import Composer
 from psrun.errors import ConfigError, SweepError
-from psrun.launch.sweeps import jobs
+from psrun.launch.sweeps import jobs, runner
 from psrun.results.sweep import END, KILL, Job, Sweep, SweepReader, distinguishing
 from psrun.results.watch.sweep import SweepMonitor, overview
 
@@ -121,6 +121,13 @@ def test_each_signal_is_passed_on_to_a_job(tmp_path):
     job = StubbornJob(sweep)
     assert jobs._await(job, sweep, elsewhere=False) == -signal.SIGKILL
     assert job.signals == [signal.SIGINT, signal.SIGKILL]
+
+
+@pytest.mark.parametrize("cluster", ["slurm", "kubernetes", "tf_config", "static"])
+def test_a_sweep_of_tasks_that_somebody_else_starts_is_refused(cluster):
+    with pytest.raises(ConfigError) as raised:
+        runner._require_whole(run_config(f"cluster={cluster}"))
+    assert [problem.key for problem in raised.value.problems] == ["cluster"]
 
 
 # -- the record
