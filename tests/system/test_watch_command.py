@@ -299,17 +299,6 @@ def test_half_a_result_that_becomes_whole_is_waited_for(running):
     assert watching.error is None
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [("nowhere", "there is no folder"), ("empty", "there is no run in"), ("file", "is a file; name the run folder")],
-)
-def test_folders_without_runs_are_named(tmp_path, name, message):
-    (tmp_path / "empty" / "inner").mkdir(parents=True)
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=message):
-        main([str(tmp_path / name)])
-
-
 def test_a_run_that_has_not_begun_can_be_waited_for(tmp_path, capfd):
     timer = threading.Timer(0.3, lambda: a_run(tmp_path / "run"))
     timer.start()
@@ -317,12 +306,6 @@ def test_a_run_that_has_not_begun_can_be_waited_for(tmp_path, capfd):
     timer.join()
     with pytest.raises(ConfigError, match="there is no folder"):
         main([str(tmp_path / "other"), "--wait", "0.1"])
-
-
-@pytest.mark.parametrize("options", [("--metric", "val_auc"), ("--mode", "min")])
-def test_a_single_run_is_not_compared(tmp_path, options):
-    with pytest.raises(ConfigError, match="run holds a single run"):
-        main([str(a_run(tmp_path / "run")), *options])
 
 
 @pytest.mark.parametrize("wait", ["-1", "nan", "soon"])

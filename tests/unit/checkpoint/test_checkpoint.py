@@ -203,19 +203,8 @@ def test_damaged_ones_are_set_aside_and_can_be_looked_at(store):
     assert Store(store.folder / "set-aside").steps() == [300]
 
 
-def test_another_model_or_optimizer_is_refused_with_what_differs():
-    wide = {"table": {"shape": [8, 3], "dtype": "float32"}}
-    half = {"table": {"shape": [8, 2], "dtype": "float16"}}
-    for other, message in (
-        (Contents("Adagrad", wide, CONTENTS.slots, []), "model: .*table is 8x3 float32 here and 8x2 float32 there"),
-        (Contents("Adagrad", half, CONTENTS.slots, []), "model: .*table is 8x2 float16 here and 8x2 float32 there"),
-        (Contents("Adagrad", {**TABLE, "b": TABLE["table"]}, {}, []), "model: .*no b there"),
-        (Contents("Adam", TABLE, CONTENTS.slots, []), "optimizer: is Adam, but the checkpoint ckpt-1 has Adagrad"),
-        (Contents("Adagrad", TABLE, {}, []), "optimizer: .*no table/accumulator here"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            CONTENTS.check("ckpt-1", other)
-    CONTENTS.check("ckpt-1", Contents("Adagrad", TABLE, CONTENTS.slots, []))  # shards may lie elsewhere
+def test_shards_may_lie_elsewhere():
+    CONTENTS.check("ckpt-1", Contents("Adagrad", TABLE, CONTENTS.slots, []))
 
 
 def test_a_manifest_of_another_shape_is_damage(store):

@@ -31,12 +31,6 @@ def test_run_json_is_whole_at_every_moment_and_knows_no_nan(tmp_path):
     assert [path.name for path in folder.path.glob(".run.json*")] == []
 
 
-def test_a_folder_with_a_run_in_it_is_refused(tmp_path):
-    RunFolder.create(tmp_path, raw={}).record("ended", status="running")
-    with pytest.raises(ConfigError, match="holds a run already"):
-        RunFolder.create(tmp_path, raw={})
-
-
 def test_a_folder_that_cannot_be_created_is_reported(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be created or written to: Not a directory"):
