@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -126,20 +125,6 @@ def test_nothing_outlives_a_sweep_that_is_killed(start, launcher):
 
 @pytest.mark.thorough
 @pytest.mark.command
-def test_a_second_signal_ends_all_at_once(start):
-    sweep = start("seed=1,2", LONG, "sweep.max_parallel=2")
-    sweep.wait_for_running(2)
-    for result in sweep.results().values():
-        os.kill(result["pid"], signal.SIGSTOP)  # they will not end in good order
-    sweep.send(signal.SIGINT)
-    sweep.wait(lambda: "repeat to exit immediately" in sweep.output, "answer")
-    sweep.send(signal.SIGINT)
-    assert sweep.end(within_s=15) == 130
-    sweep.wait(lambda: not sweep.left(), "end of all processes", within_s=10)
-
-
-@pytest.mark.thorough
-@pytest.mark.command
 def test_what_is_completed_is_not_run_again_and_what_failed_is(start):
     sweep = start("seed=1,13,2")
     assert sweep.end() == 1, sweep.output
@@ -214,18 +199,6 @@ def test_all_jobs_are_checked_before_the_first_one_starts(start, tmp_path):
     assert "sweep.max_parallel: is 0, must be 1 or more" in sweep.output
 
 
-@pytest.mark.command
-@pytest.mark.parametrize(
-    "cluster",
-    ["slurm", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("kubernetes", "tf_config", "static"))],
-)
-def test_a_sweep_of_tasks_that_somebody_else_starts_is_refused(start, cluster):
-    sweep = start(f"cluster={cluster}", "seed=1,2")
-    assert sweep.end() == 2
-    assert f"cluster: is {cluster}, whose tasks are started separately" in sweep.output
-    assert not sweep.folder.exists()
-
-
 @pytest.mark.thorough
 def test_sweeps_of_the_same_second_do_not_share_folders(tmp_path):
     both = [Started(tmp_path, f"seed={seed},3", folder=f"sweep{seed}") for seed in (1, 2)]
@@ -236,15 +209,6 @@ def test_sweeps_of_the_same_second_do_not_share_folders(tmp_path):
     finally:
         for each in both:
             each.close()
-
-
-@pytest.mark.command
-def test_a_folder_of_a_sweep_is_not_used_twice(start):
-    assert start("seed=1").end() == 0
-    again = start("seed=2")
-    assert again.end() == 2
-    assert "holds a sweep already" in again.output
-    assert again.results()[0]["times"] == 1
 
 
 @pytest.mark.thorough

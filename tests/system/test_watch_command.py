@@ -29,6 +29,7 @@ from psrun.errors import ConfigError, ExitCode, PsrunError
 from psrun.results import run_state, task_files
 from psrun.results.console import ConsoleSink
 from psrun.results.journal import EventReader
+from psrun.results.sweep import SweepReader
 from psrun.results.task_files import Heartbeat
 from psrun.results.watch import run, sweep
 from psrun.results.watch.commands import main
@@ -136,22 +137,6 @@ def running(tmp_path) -> Path:
 
 
 # -- following metrics.jsonl
-
-
-def test_a_tail_takes_whole_lines_only_and_begins_again_where_the_file_is_another(tmp_path):
-    file = tmp_path / "metrics.jsonl"
-    tail = EventReader(file)
-    assert tail.read() == []
-    file.write_text(line("a", 1) + line("b", 2)[:-5])
-    assert [event.kind for event in tail.read()] == ["a"]
-    file.write_text(line("a", 1) + line("b", 2) + "no event\n" + '{"event": 1}\n')
-    assert ([event.kind for event in tail.read()], tail.broken, tail.begun_again) == (["b"], 2, 0)
-    file.write_text(line("c", 1))  # cut
-    assert ([event.kind for event in tail.read()], tail.begun_again) == (["c"], 1)
-    file.unlink()
-    assert tail.read() == []
-    file.write_text(line("d", 1) + line("e", 1))
-    assert ([event.kind for event in tail.read()], tail.begun_again) == (["d", "e"], 2)
 
 
 def test_a_metric_that_was_nan_is_reported(tmp_path):
@@ -314,17 +299,6 @@ def test_half_a_result_that_becomes_whole_is_waited_for(running):
     assert watching.error is None
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [("nowhere", "there is no folder"), ("empty", "there is no run in"), ("file", "is a file; name the run folder")],
-)
-def test_folders_without_runs_are_named(tmp_path, name, message):
-    (tmp_path / "empty" / "inner").mkdir(parents=True)
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=message):
-        main([str(tmp_path / name)])
-
-
 def test_a_run_that_has_not_begun_can_be_waited_for(tmp_path, capfd):
     timer = threading.Timer(0.3, lambda: a_run(tmp_path / "run"))
     timer.start()
@@ -332,12 +306,6 @@ def test_a_run_that_has_not_begun_can_be_waited_for(tmp_path, capfd):
     timer.join()
     with pytest.raises(ConfigError, match="there is no folder"):
         main([str(tmp_path / "other"), "--wait", "0.1"])
-
-
-@pytest.mark.parametrize("options", [("--metric", "val_auc"), ("--mode", "min")])
-def test_a_single_run_is_not_compared(tmp_path, options):
-    with pytest.raises(ConfigError, match="run holds a single run"):
-        main([str(a_run(tmp_path / "run")), *options])
 
 
 @pytest.mark.parametrize("wait", ["-1", "nan", "soon"])
@@ -443,18 +411,15 @@ def test_a_sweep_that_is_called_off_or_deleted_is_reported(tmp_path):
         assert message in str(watching.error)
 
 
-def test_each_of_a_thousand_jobs_is_read_once(tmp_path, capfd):
-    first = a_run(tmp_path / "0")
-    for number in range(1, 1000):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        for name in ("run.json", "metrics.jsonl"):
-            os.link(first / name, folder / name)
-    aged(first, 60)
-    began_s = time.process_time()
-    assert main([str(tmp_path)]) == ExitCode.DONE
-    assert time.process_time() - began_s < 20  # about 3; reading all jobs for each job would take minutes
-    assert "1000 jobs: 1000 completed" in capfd.readouterr().out
+def test_each_job_that_is_over_is_read_once(tmp_path, monkeypatch):
+    for number in range(3):
+        a_run(tmp_path / str(number), status="completed" if number else "running")
+    read = []
+    look = run_state.look
+    monkeypatch.setattr(run_state, "look", lambda path, **options: read.append(path.name) or look(path, **options))
+    reader = SweepReader(tmp_path)
+    assert [len(reader.look().jobs) for _ in range(3)] == [3, 3, 3]
+    assert sorted(read) == ["0", "0", "0", "1", "2"]
 
 
 # -- as a command

@@ -29,6 +29,7 @@ from psrun.config.run_config import RunConfig
 from psrun.errors import ConfigError, ExitCode, Problem, SweepError, ended
 from psrun.launch.backend import TaskPlan
 from psrun.launch.child_processes import ChildProcess, StartProcess, start_alone
+from psrun.results import reading
 from psrun.results.run_folder import CONFIG, RESULT, RunFolder, write_config
 from psrun.results.sweep import KILL, LOG, Sweep, distinguishing
 
@@ -163,6 +164,7 @@ def _run(folder: Path, sweep: Sweep, elsewhere: bool, start_process: StartProces
 
 def _run_once(folder: Path, sweep: Sweep, elsewhere: bool, start_process: StartProcess) -> int:
     (folder / "logs").mkdir(parents=True, exist_ok=True)
+    before_s = reading.changed_s(folder / RESULT)
     environment = {**os.environ, process.SWEEP_PID: str(os.getpid())}
     # A job has its own session, which a Ctrl-C at the terminal does not reach: the sweep forwards it.
     child = start_process(folder, environment, RunFolder(folder).log(LOG))
@@ -171,9 +173,16 @@ def _run_once(folder: Path, sweep: Sweep, elsewhere: bool, start_process: StartP
     finally:
         child.kill()
         child.wait()
-    if code and sweep.end_request() is None and RunFolder(folder).stored().get("status") in (None, "running"):
+    if code and sweep.end_request() is None and not _has_recorded_its_end(folder, before_s):
         _record(folder, f"the job {ended(code)} (log: {RunFolder(folder).log(LOG)})", code=abs(code))
     return code
+
+
+def _has_recorded_its_end(folder: Path, before_s: float) -> bool:
+    """Whether run.json, which was last written at `before_s` when the job started, now has its end."""
+    if reading.changed_s(folder / RESULT) == before_s:  # it may have the end of an earlier start
+        return False
+    return RunFolder(folder).stored().get("status") not in (None, "running")
 
 
 def _await(child: ChildProcess, sweep: Sweep, elsewhere: bool) -> int:

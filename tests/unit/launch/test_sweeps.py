@@ -7,6 +7,8 @@ import fcntl
 import io
 import json
 import os
+import signal
+import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -23,8 +25,8 @@ from psrun import files
 from psrun.cli import hydra_sweeps
 from psrun.config.compose import Composer
 from psrun.errors import ConfigError, SweepError
-from psrun.launch.sweeps import jobs
-from psrun.results.sweep import Job, Sweep, SweepReader, distinguishing
+from psrun.launch.sweeps import jobs, runner
+from psrun.results.sweep import END, KILL, Job, Sweep, SweepReader, distinguishing
 from psrun.results.watch.sweep import SweepMonitor, overview
 
 GIB = 2**30
@@ -92,6 +94,40 @@ def test_a_file_system_without_locks_has_room_for_every_job(tmp_path, monkeypatc
     for slot in [sweep.take_slot(), sweep.take_slot()]:
         os.close(slot)
     assert sweep.has_running_jobs()  # as far as can be seen: a signal waits for them, for a bounded time
+
+
+class StubbornJob:
+    """A job that only SIGKILL ends; the user presses Ctrl-C twice."""
+
+    def __init__(self, sweep: Sweep) -> None:
+        self._requests = [END, KILL]
+        self._sweep = sweep
+        self.signals: list[int] = []
+
+    def wait(self, timeout: float | None = None) -> int:
+        if signal.SIGKILL in self.signals:
+            return -signal.SIGKILL
+        assert self._requests, "the second signal is not passed on"
+        self._sweep.request_end(self._requests.pop(0))
+        raise subprocess.TimeoutExpired("job", timeout or 0.0)
+
+    def send_signal(self, signum: int) -> None:
+        self.signals.append(signum)
+
+
+def test_each_signal_is_passed_on_to_a_job(tmp_path):
+    sweep = Sweep(tmp_path / "sweep", [])
+    sweep.begin(again=False)
+    job = StubbornJob(sweep)
+    assert jobs._await(job, sweep, elsewhere=False) == -signal.SIGKILL
+    assert job.signals == [signal.SIGINT, signal.SIGKILL]
+
+
+@pytest.mark.parametrize("cluster", ["slurm", "kubernetes", "tf_config", "static"])
+def test_a_sweep_of_tasks_that_somebody_else_starts_is_refused(cluster):
+    with pytest.raises(ConfigError) as raised:
+        runner._require_whole(run_config(f"cluster={cluster}"))
+    assert [problem.key for problem in raised.value.problems] == ["cluster"]
 
 
 # -- the record

@@ -18,7 +18,7 @@ import yaml
 from recorded_runs import a_run, a_sweep
 from rich.console import Console
 
-from psrun.errors import ConfigError, ExitCode, PsrunError
+from psrun.errors import ExitCode, PsrunError
 from psrun.results.report import rows, runs
 from psrun.results.report.commands import main
 from psrun.results.report.table import headings
@@ -69,22 +69,6 @@ def test_runs_are_found_in_sweeps_and_folders_of_them_each_once_and_in_the_order
     assert [run.name for run in all_runs] == ["single", *(f"sweep/{index}" for index in range(12))]
     (alone,) = runs.find([tmp_path / "runs" / "single"])
     assert alone.name == "single"
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("nowhere", "there is no folder"),
-        ("empty", "there is no run in"),
-        ("file", "is a file; name the run folder"),
-    ],
-)
-def test_folders_without_runs_are_named(tmp_path, name, message):
-    (tmp_path / "empty" / "inner").mkdir(parents=True)
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=message) as error:
-        main([str(tmp_path / name)])
-    assert name in str(error.value)
 
 
 # -- what is shown
@@ -173,24 +157,6 @@ def test_columns_may_be_any_key(tmp_path, report):
     assert words_by_line(text)[:2] == [
         ["run", "val_auc", "embedding_dim", "bottleneck", "model"], ["one", "0.9", "20", "traffic", "embedding"],
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--where", "val_auc"], "'val_auc' is not a condition"),
-        (["--where", "val_acu>0.7"], "no run has 'val_acu'. Did you mean 'val_auc'?"),
-        (["--where", "val_auc>high"], "'high' is not a number; > requires one"),
-        (["--where", "val_auc>2"], "none of 12 runs matches --where val_auc>2"),
-        (["--sort", "-val_acu"], "Did you mean 'val_auc'?"),
-        (["--columns", "nonsense"], "no run has 'nonsense'"),
-        (["--columns", "kind"], "'kind' is ambiguous: cluster.kind or partitioner.kind; use the full name"),
-    ],
-)
-def test_a_mistake_is_one_clear_message(tmp_path, arguments, message):
-    with pytest.raises(ConfigError) as error:
-        main([str(a_sweep(tmp_path / "s")), *arguments])
-    assert message in str(error.value)
 
 
 def test_a_heading_is_the_last_part_of_a_key_with_its_indices():

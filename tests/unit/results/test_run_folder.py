@@ -7,13 +7,14 @@ import errno
 import io
 import json
 import os
+import threading
 
 import pytest
 from rich.console import Console
 
 from psrun import files, process
 from psrun.errors import ConfigError, ExitCode, RunFolderError
-from psrun.results import run_state
+from psrun.results import run_folder, run_state
 from psrun.results.console import ConsoleSink, ProgressLine
 from psrun.results.events import Event, Progress, Reporter
 from psrun.results.run_folder import RunFolder
@@ -28,12 +29,6 @@ def test_run_json_is_whole_at_every_moment_and_knows_no_nan(tmp_path):
     result = json.loads((folder.path / "run.json").read_text())
     assert result == {"status": "failed", "metrics": {"loss": None}, "tracker": {"kind": "other"}}
     assert [path.name for path in folder.path.glob(".run.json*")] == []
-
-
-def test_a_folder_with_a_run_in_it_is_refused(tmp_path):
-    RunFolder.create(tmp_path, raw={}).record("ended", status="running")
-    with pytest.raises(ConfigError, match="holds a run already"):
-        RunFolder.create(tmp_path, raw={})
 
 
 def test_a_folder_that_cannot_be_created_is_reported(tmp_path):
@@ -263,3 +258,15 @@ def test_a_run_that_ended_early_trains_on_only_with_another_rule_or_length(tmp_p
     folder.record("ended", status="completed")
     again = RunFolder.take_over(folder.path, completed=True, raw={**raw, **changes})
     assert again.ends_early() == ends
+
+
+def test_a_signal_handler_records_the_end_while_the_interrupted_thread_writes(tmp_path, monkeypatch):
+    """The interrupted thread holds the lock, and goes on only after the handler."""
+    monkeypatch.setattr(run_folder, "_LOCK_TIMEOUT_S", 0.01)
+    folder = RunFolder.create(tmp_path, raw={})
+    with folder._lock:
+        handler = threading.Thread(target=lambda: folder.record_at_once("ended", status="interrupted"), daemon=True)
+        handler.start()
+        handler.join(10)
+        assert not handler.is_alive()
+    assert folder.stored()["status"] == "interrupted"
