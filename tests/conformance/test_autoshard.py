@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from support import run_config
 
-from psrun.config import parse
 from psrun.config.run_config import RunConfig
-from psrun.errors import ConfigError
 
 if TYPE_CHECKING:
     from psrun.data.source import DataSource
@@ -43,22 +41,6 @@ def test_what_is_not_chosen_is_as_tensorflow_does_it(tmp_path):
     assert policy(files, None, run_config("cluster=local", "model=dense")) is None
 
 
-def test_data_that_does_not_begin_with_files_is_reported():
-    from example_ids import Numbered
-
-    with pytest.raises(ConfigError, match=r"data\.sharding: is file, but .* does not start from files.*choose data"):
-        policy(Numbered(), "file")
-
-
-def test_a_plan_reports_it_too():
-    from psrun.data import load
-    from psrun.roles import planner
-
-    run = run_config(*TOGETHER, "data.sharding=file")
-    with pytest.raises(ConfigError, match="does not start from files"):
-        planner.make(run, load.load_source(run))
-
-
 def test_tensorflows_message_about_too_few_files_is_understood(tmp_path):
     """The message is the only sign of it."""
     import tensorflow as tf
@@ -76,37 +58,3 @@ def test_tensorflows_message_about_too_few_files_is_understood(tmp_path):
     assert problem is not None
     assert "fewer files than the 3 workers" in problem.message
     assert autoshard.too_few_files("something else") is None
-
-
-@pytest.mark.parametrize(
-    ("pieces", "message"),
-    [
-        (
-            ("cluster=local",),
-            r"data\.sharding: is data, .*TensorFlow ignores the policy with parameter servers",
-        ),
-        (("cluster=inprocess",), "with parameter servers: set it to null and see data.visitation"),
-        (("cluster=none",), "with cluster=none one process reads all data"),
-        (("cluster=mirrored",), "with cluster=mirrored one process reads all data"),
-        (
-            (*TOGETHER, "data.sharding=file", "data.visitation=once"),
-            "is file, which contradicts .*=once: workers read batches",
-        ),
-        (
-            (*TOGETHER, "data.sharding=off", "data.visitation=once"),
-            "is off, which contradicts .*all workers would train",
-        ),
-        ((*TOGETHER, "data.sharding=files"), r"is 'files', must be one of auto, file, data, off, null"),
-    ],
-)
-def test_what_cannot_be_is_reported(pieces, message):
-    with pytest.raises(ConfigError, match=message):
-        run_config("data.sharding=data", *pieces)
-
-
-def test_off_in_yaml_is_off():
-    """Which YAML takes for false."""
-    from support import raw_config
-
-    raw = raw_config(*TOGETHER)
-    assert parse.load({**raw, "data": {**raw["data"], "sharding": False}}).data.sharding == "off"

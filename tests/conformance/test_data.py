@@ -12,8 +12,7 @@ import tensorflow as tf
 from psrun.data.fashion_mnist import FashionMnist
 from psrun.data.features import VOCABULARY, HeroFeatures
 from psrun.data.flights import Flights, late, load, split
-from psrun.data.regression import Regression
-from psrun.errors import ConfigError, DataError
+from psrun.errors import ConfigError
 
 pytestmark = pytest.mark.tensorflow
 
@@ -28,27 +27,6 @@ def test_hero_features_are_labelled_by_the_avenger():
         assert features["features"].shape == (64, 3)
         assert set(features["features"].ravel()) <= {name.encode() for name in VOCABULARY}
         np.testing.assert_array_equal(label[:, 0], (features["features"] == b"avenger").any(axis=1))
-
-
-def test_training_batches_cover_every_example_once_a_pass_and_differ_by_seed():
-    source = Regression(num_train_examples=60, num_eval_examples=7)
-    one, again, other = (
-        np.concatenate([x["x"] for x, _ in batches(source.train(batch_size=20, seed=tf.constant(s, tf.int64)), 3)])
-        for s in (1, 1, 2)
-    )
-    np.testing.assert_array_equal(one, again)
-    assert not np.array_equal(one, other)
-    np.testing.assert_array_equal(np.sort(one, axis=0), np.sort(other, axis=0))
-    assert len(np.unique(one, axis=0)) == 60
-
-
-def test_evaluation_is_every_example_once_in_order_with_a_smaller_last_batch():
-    source = Regression(num_train_examples=60, num_eval_examples=7)
-    first, second = (batches(source.evaluation(batch_size=3), 10) for _ in range(2))
-    assert [len(label) for _, label in first] == [3, 3, 1]
-    for (x, y), (x2, y2) in zip(first, second):
-        np.testing.assert_array_equal(x["x"], x2["x"])
-        np.testing.assert_array_equal(y, y2)
 
 
 @pytest.fixture
@@ -71,23 +49,6 @@ def test_fashion_mnist_reads_idx_and_npz_alike(idx_folder, tmp_path_factory):
     np.savez(path, x_train=images, y_train=label, x_test=images, y_test=label)
     ((again, _),) = batches(FashionMnist(path=str(path)).evaluation(batch_size=5), 1)
     np.testing.assert_array_equal(again["image"], features["image"])
-
-
-@pytest.mark.parametrize("damage", ["truncated", "missing", "garbage"])
-def test_fashion_mnist_that_is_damaged_is_reported(idx_folder, damage):
-    path = idx_folder / "t10k-images-idx3-ubyte.gz"
-    if damage == "missing":
-        path.unlink()
-    else:
-        path.write_bytes(path.read_bytes()[:40] if damage == "truncated" else b"garbage")
-    with pytest.raises(DataError, match="idx"):
-        FashionMnist(path=str(idx_folder))
-
-
-def test_an_npz_without_the_arrays_is_reported(tmp_path):
-    np.savez(tmp_path / "f.npz", x=np.zeros(3))
-    with pytest.raises(DataError, match="x_train"):
-        FashionMnist(path=str(tmp_path / "f.npz"))
 
 
 def test_flights_are_split_by_time_and_none_is_lost():
@@ -113,9 +74,3 @@ def test_flights_to_choose_options_by_leave_the_test_part_alone():
     assert choosing.num_train_examples + choosing.num_eval_examples == whole.num_train_examples
     with pytest.raises(ConfigError, match="evaluate_on"):
         Flights(evaluate_on="tset")
-
-
-@pytest.mark.parametrize("fraction", [0.0, 1.0])
-def test_flights_need_both_parts(fraction):
-    with pytest.raises(ConfigError, match="eval_fraction"):
-        Flights(eval_fraction=fraction)

@@ -12,49 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 from rich.console import Console
-from support import raw_config, run_config
+from support import run_config
 
-from psrun.config import parse
 from psrun.errors import ConfigError, TrainingError
 from psrun.results.console import ConsoleSink
 
 OWN = ("model=dense", "model.hidden_units=[4]", "data._target_=word_labels.Labelled", "~data.num_train_examples",
        "~data.num_eval_examples", "~data.noise", "~data.num_features", "data.global_batch_size=16",
        "trainer.epochs=1", "trainer.steps_per_epoch=12")  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        ("[]", "with at least 2 values"), ("no", "with at least 2 values"), ("[yes]", "with at least 2 values"),
-        ("[no,1]", "a list of strings or of integers"), ("[0.5,1.5]", "a list of strings or of integers"),
-        ("[a,b,a]", "lists 'a' more than once"),
-    ],
-)  # fmt: skip
-def test_vocabularies_that_cannot_be_are_refused(value, message):
-    with pytest.raises(ConfigError, match=rf"data.label_vocabulary: .*{message}"):
-        run_config("+data.label_vocabulary=" + value)
-
-
-def test_yaml_reads_an_unquoted_no_as_false():
-    raw = raw_config()
-    raw["data"]["label_vocabulary"] = [False, True]
-    assert parse.load(raw).data.label_vocabulary == ("no", "yes")
-
-
-@pytest.mark.tensorflow
-@pytest.mark.parametrize(
-    ("pieces", "message"),
-    [
-        (["+data.label_vocabulary=[a,b,c]"], "has 3 values; a binary task has 2"),
-        (["+data.label_vocabulary=[a,b]", "+data.num_classes=3"], "has 2 values, but num_classes is 3"),
-        (["+data.label_vocabulary=[a,b]"], "but the labels of the data source are of type float32"),
-        (["+data.values=[no,yes]"], "is null, but the labels are strings"),
-    ],
-)
-def test_vocabularies_that_do_not_fit_the_source_are_refused(train, pieces, message):
-    with pytest.raises(ConfigError, match=rf"data.label_vocabulary: .*{message}"):
-        train(*OWN, *pieces, "cluster=none")
 
 
 @pytest.mark.inprocess

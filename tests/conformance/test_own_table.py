@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from pyarrow import parquet
+from support import variables
 
 from psrun.results.run_folder import RunFolder
 
@@ -19,6 +20,7 @@ BY_ITSELF = (
     "model=wide_deep",
     "trainer.epochs=3",
     "evaluation.every=3",
+    "cluster=none",
 )
 
 
@@ -52,6 +54,8 @@ def test_a_table_is_trained_resumed_and_predicted(train, predict, tmp_path):
     assert (features["fee"]["decimal_mark"], features["age"]["nullable"]) == (".", True)
     assert features["joined_days"]["time_format"] == "%d.%m.%Y"
     assert result["metrics"]["val_auc"] > 0.75
+    (rate,) = [value for name, value in variables(folder).items() if "learning_rate" in name]
+    assert rate == pytest.approx(0.003 * 0.0669873, rel=1e-5)  # in the third of three epochs
 
     write(path, 1800)  # the file grows; the model, its scales and the side of each row stay
     again, _ = train(*given, "trainer.epochs=4", into=RunFolder.take_over(folder.path, completed=True))
@@ -65,7 +69,9 @@ def test_a_table_is_trained_resumed_and_predicted(train, predict, tmp_path):
     _, *rows = [line.split(",") for line in lines]
     new.write_text("\n".join(lines) + "\n")
     out = tmp_path / "out.parquet"
-    printed = predict(folder, *given, f"data.eval_path={new}", "predict.keep=[customer]", f"predict.path={out}")
+    printed = predict(
+        folder, *given, f"data.eval_path={new}", "predict.keep=[customer]", f"predict.path={out}", "cluster=inprocess"
+    )
     table = parquet.read_table(out).to_pydict()
     assert list(table) == ["customer", "prediction", "problem"]
     assert table["customer"] == [row[0] if len(row) != 3 else None for row in rows]
@@ -77,7 +83,7 @@ def test_a_table_is_trained_resumed_and_predicted(train, predict, tmp_path):
         for number, row in enumerate(csv.reader(source)):
             if number not in (5, 7):
                 csv.writer(target).writerow([*row[::-1], "more" if number else "extra"])
-    predict(folder, *given, f"data.eval_path={reordered}", "predict.path=" + str(tmp_path / "b.csv"), "cluster=none")
+    predict(folder, *given, f"data.eval_path={reordered}", "predict.path=" + str(tmp_path / "b.csv"))
     with (tmp_path / "b.csv").open() as file:
         alone = [float(row["prediction"]) for row in csv.DictReader(file)]
     assert alone == pytest.approx([value for value in table["prediction"] if value is not None], rel=1e-4)

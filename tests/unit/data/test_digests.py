@@ -8,11 +8,13 @@ import time
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pyarrow import ipc
 
-from psrun.data import columns, digests, files, formats, preparation, profiles
+from psrun.data import columns, digests, formats, preparation, profiles
 from psrun.data.columns import ColumnSpec
-from psrun.errors import ConfigError, DataError
+from psrun.errors import DataError
 
 TICK_S = 0.02  # in which the time of a file changes on any file system that tests run on
 
@@ -65,6 +67,15 @@ def test_other_bytes_of_the_same_size_and_time_are_noticed(path, read, change, s
     change(path)
     assert (path.stat().st_size, path.stat().st_mtime_ns) == (stat.st_size, stat.st_mtime_ns)
     assert digest(path, same_process=same_process) != before
+
+
+@settings(deadline=None, derandomize=True, max_examples=30)
+@given(st.binary(max_size=5), st.binary(max_size=5))
+def test_digests_are_equal_where_the_bytes_are(tmp_path_factory, one, other):
+    folder = tmp_path_factory.mktemp("files")
+    for name, content in (("one", one), ("other", other)):
+        (folder / name).write_bytes(content)
+    assert (digest(folder / "one") == digest(folder / "other")) == (one == other)
 
 
 def test_a_file_is_read_once_until_it_changes(path, read):
@@ -142,10 +153,3 @@ def test_rows_and_profiles_are_made_again_for_other_bytes(path, read):
     changed = preparation.Contents({"x": wanted["x"].prepared}, changing, "key")
     with pytest.raises(DataError, match=r"rows\.csv changed while it was read; start again when it is complete"):
         preparation.prepared([str(path)], changed, options)
-
-
-def test_the_cache_is_a_folder():
-    with pytest.raises(ConfigError, match=r"data\.cache: is 's3://bucket', must be a folder on a mounted disk"):
-        preparation.cache_folder("s3://bucket")
-    assert preparation.cache_folder(None) == files.cache().absolute()
-    assert preparation.cache_folder("~/sets") == Path("~/sets").expanduser()

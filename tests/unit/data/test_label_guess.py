@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import datetime
-
 import pyarrow as pa
 import pytest
 
 from psrun.data import label_guess
 from psrun.data.profiles import Profile, Profiler
-from psrun.errors import ConfigError
 
 
 def profile(values: list, kind: pa.DataType | None = None) -> Profile:
@@ -108,30 +105,3 @@ def test_notes_say_how_to_say_otherwise():
         "regression: 312 different numbers; data.task=multiclass to treat them as classes;"
         " 1 row without a label is left out"
     )
-
-
-@pytest.mark.parametrize(
-    ("values", "options", "message"),
-    [
-        (["a"] * 20, {}, "has one value, 'a': there is nothing to learn"),
-        (["1"] * 20 + [""], {}, "has one value, 1 and 1 rows without a label"),
-        ([True] * 20, {}, "has one value, 1"),
-        (["", "NA"] * 20, {}, "no label at all"),
-        ([f"w{n}" for n in range(10_000)] * 2, {}, "has 10,000 different words in 20,000 rows, too many or too rare"),
-        ([f"w{n}" for n in range(100)], {}, "has 100 different words in 100 rows"),
-        ([f"w{n}" for n in range(300_000)], {}, "has about [23][0-9]{2},... different words in 300,000 rows"),
-        (["2021-01-31", "2021-02-01"] * 20, {}, "dates or times"),
-        ([datetime.date(2021, 1, 31)] * 20, {}, "dates or times"),
-        ([[1, 2], [3]] * 20, {}, "lists"),
-        ([{"a": 1}] * 20, {}, "neither numbers nor words"),
-        ([str(n) for n in range(50)] + ["n.k."], {}, "holds numbers, but for 'n.k.'"),
-        (["a", "b"] * 20, {"task": "regression"}, "is regression, but column 'y' holds words: 'a', 'b'"),
-        (["a", "b", "c"] * 20, {"task": "binary"}, "is binary, but column 'y' has 3 different values: a, b, c"),
-        (["0", "1", "2"] * 20, {"task": "binary"}, "is binary, but column 'y' has 3 values: 0, 1, 2"),
-        (["0.5", "1.5"] * 20, {"task": "binary"}, "is binary, .* set data.task=regression"),
-        ([str(n / 3) for n in range(50)], {"task": "multiclass"}, "are no classes: set data.task=regression"),
-    ],
-)  # fmt: skip
-def test_labels_without_a_task(values, options, message):
-    with pytest.raises(ConfigError, match=message):
-        label_guess.guess(profile(values), **options)

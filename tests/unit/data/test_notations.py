@@ -6,6 +6,8 @@ import datetime
 
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from psrun.data import notations
 
@@ -62,29 +64,42 @@ def test_integers(written, integer):
         assert notations.integers(text(written, *others))[0].as_py() == integer
 
 
-def test_missing_values():
-    for marker in (
-        "",
-        " ",
-        "NA",
-        "N/A",
-        "#N/A",
-        "n/a",
-        "NULL",
-        "null",
-        "NaN",
-        "nan",
-        "None",
-        "none",
-        "?",
-        "-",
-        "--",
-        ".",
-    ):
-        assert notations.is_missing(text(marker, f" {marker} ", None, "x", "0")).to_pylist() == [True] * 3 + [False] * 2
-    assert notations.is_missing(text("<NA>", "NaT", "missing", "-1", "NAN", "no")).to_pylist() == (
-        [True, True, True, False, True, False]
-    )
+any_number = settings(deadline=None, derandomize=True, max_examples=60)
+CURRENCIES = st.sampled_from(["{}", "${}", "€ {}", "{} EUR", "{} %", "{}‰", "Rs. {}"])
+SEPARATORS = {".": (",", "\u00a0", " ", "'"), ",": (".", " ", "'")}
+
+
+@any_number
+@given(st.floats(allow_nan=False, allow_infinity=False), st.integers())
+def test_what_python_writes_is_read(number, integer):
+    assert notations.numbers(text(repr(number), f" {integer} ")).to_pylist() == [number, float(integer)]
+    fits = -(2**63) <= integer < 2**63
+    assert notations.integers(text(f" {integer} ", f"{integer:+}", "x")).to_pylist() == [
+        *[integer if fits else None] * 2,
+        None,
+    ]
+
+
+@any_number
+@given(st.integers(-(10**13), 10**13), CURRENCIES, st.sampled_from(".,"), st.data())
+def test_separators_and_signs_do_not_change_a_number(cents, currency, mark, data):
+    separator = data.draw(st.sampled_from(SEPARATORS[mark]))
+    digits = f"{abs(cents) / 100:,.2f}".replace(",", "_").replace(".", mark).replace("_", separator)
+    written = currency.format(digits)
+    expected = [abs(cents) / 100, -abs(cents) / 100, -abs(cents) / 100]
+    assert notations.numbers(text(written, f"-{written}", f"({written})"), mark).to_pylist() == expected
+
+
+@pytest.mark.parametrize(
+    "marker",
+    [
+        "", " ", "NA", "N/A", "#N/A", "n/a", "NULL", "null", "NaN", "nan", "None", "none", "?", "-", "--", ".", "<NA>",
+        "NaT", "missing", "NAN",
+    ],
+)  # fmt: skip
+def test_missing_values(marker):
+    written = text(marker, f" {marker} ", None, "x", "0", "-1", "no")
+    assert notations.is_missing(written).to_pylist() == [True] * 3 + [False] * 4
 
 
 @pytest.mark.parametrize(

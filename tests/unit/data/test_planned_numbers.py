@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -119,3 +120,39 @@ def test_one_pass_of_synchronous_workers_needs_their_number():
 def test_examples_per_replica_that_are_set_win_over_an_automatic_batch_size():
     raw = raw_config(AUTO, "data.batch_size_per_replica=5", "cluster=mirrored", "cluster.num_replicas=2")
     assert parse.load(raw).data.global_batch_size == 10
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize(
+    ("recommended", "overrides", "rate", "falls"),
+    [
+        (True, [], 0.003, True),
+        (False, [], 0.001, False),
+        (True, ["optimizer.learning_rate=0.02"], 0.02, False),
+        (True, ["reduce_lr.metric=loss", "reduce_lr.mode=min"], 0.003, False),
+    ],
+)
+def test_a_rate_that_is_auto_is_the_one_that_the_data_recommends(recommended, overrides, rate, falls):
+    from psrun.data import load
+
+    source = Examples(1000)
+    if recommended:
+        source.recommended = lambda batch_size: {"learning_rate": 0.003, "learning_rate_falls": True}
+    planned = load.planned(run_config("optimizer=lazy_adam", *overrides), source)
+    assert (planned.optimizer.options["learning_rate"], planned.learning_rate_falls) == (rate, falls)
+    assert planned.raw["optimizer"]["learning_rate"] == (0.02 if rate == 0.02 else "auto")
+
+
+@pytest.mark.tensorflow
+def test_a_rate_falls_by_half_a_cosine_wave_over_the_epochs():
+    from psrun.training.metric_policies import MetricPolicies
+
+    policies = MetricPolicies.__new__(MetricPolicies)
+    policies._optimizer = SimpleNamespace(learning_rate=0.1)
+    run = replace(run_config("optimizer=lazy_adam", "trainer.epochs=3"), learning_rate_falls=True)
+    run.optimizer.options["learning_rate"] = 0.1
+    rates = []
+    for epoch in (1, 2, 3):
+        policies.lower_rate(SimpleNamespace(epoch=epoch, program=SimpleNamespace(config=run)))
+        rates.append(policies._optimizer.learning_rate)
+    assert rates == pytest.approx([0.1 * share for share in (0.9330127, 0.5, 0.0669873)], rel=1e-5)

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from psrun.data import formats, splits
-from psrun.errors import ConfigError, DataError
+from psrun.errors import ConfigError
 
 pytestmark = pytest.mark.tensorflow
 LAYOUT = formats.Layout("csv")
@@ -129,30 +129,6 @@ def test_records_without_a_schema_are_split_by_their_numbers(tmp_path):
     assert 60 < len(held_out(path, split=0.1)) < 140
     with pytest.raises(ConfigError, match=r"data\.split\.by: is time, which TFRecord files have no columns for"):
         table(path, split={"by": "time", "column": "x"})
-
-
-@pytest.mark.parametrize(
-    ("split", "message"),
-    [
-        ({"by": "tme"}, "data.split.by: is 'tme', must be one of rows, group, time, last, none"),
-        ({"fraction": 2}, r"data.split.fraction: is 2, must be between 0 and 1"),
-        ({"by": "group"}, "data.split.column: is required with data.split.by=group: the column of the groups"),
-        ({"by": "last", "column": "when"}, "data.split.user: is required"),
-        ({"column": "user"}, "data.split.by: is rows, which has no column"),
-        ({"by": "time", "column": "wen"}, r"no column 'wen'. Did you mean 'when'\?"),
-        ({"by": "group", "column": "y", "fraction": 0.01}, "data.split: leaves none of 100 rows to evaluate on"),
-        ([0.1], "data.split: is .*, must be a fraction, or keys"),
-    ],
-)
-def test_splits_that_cannot_be_are_reported(tmp_path, split, message):
-    with pytest.raises(ConfigError, match=message):
-        table(write(tmp_path / "rows.csv", rows(100)), split=split)
-
-
-def test_a_column_without_times_is_reported(tmp_path):
-    path = write(tmp_path / "rows.csv", [(n, "word", n, n % 2) for n in range(20)])
-    with pytest.raises(DataError, match="when has no two different times to split at; times are numbers, ISO 8601"):
-        table(path, split={"by": "time", "column": "when"})
 
 
 def test_hashes_depend_on_names_and_values_and_not_on_the_order_of_columns():

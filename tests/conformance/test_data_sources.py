@@ -1,0 +1,291 @@
+"""What every data source does: each example once per pass, in an order by seed, from any position, in any shards.
+
+The oracle is what was written or generated, as lists. A source is created once for all facts about it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tables
+import tensorflow as tf
+from example_ids import AsOthersHaveIt
+from pyarrow import ipc
+
+from psrun.data import synthesis
+from psrun.data.criteo import CATEGORIES, Criteo
+from psrun.data.fashion_mnist import FashionMnist
+from psrun.data.features import HeroFeatures
+from psrun.data.lists import of_lengths
+from psrun.data.regression import Regression
+from psrun.data.source import ArraySource, DataSource, Feature, endless, evaluation_batches, trains_by_number
+
+pytestmark = pytest.mark.tensorflow
+
+NUM_TRAIN = 100
+NUM_EVAL = 23
+BATCH = 20
+WORDS = ("baker", 'said "so"', "tab\there", "two\nlines", "comma, here", "", "Käse")
+MOST = 4  # values of a list
+
+
+@dataclass(frozen=True)
+class Case:
+    source: DataSource
+    train: list[dict[str, Any]]
+    evaluation: list[dict[str, Any]]
+
+
+def columns(numbers: range) -> dict[str, list]:
+    """Columns of each kind; lists of 0 to 4 values, and some that are longer."""
+    lengths = [6 if number % 50 == 1 else number % 5 for number in numbers]
+    history = [[(number * 7 + item) % 100 for item in range(length)] for number, length in zip(numbers, lengths)]
+    return {
+        "id": [2**40 + number for number in numbers],
+        "price": [number / 4 for number in numbers],
+        "word": [WORDS[number % len(WORDS)] for number in numbers],
+        "pair": [[number, -number] for number in numbers],
+        "history": history,
+        "seconds": [[item / 4 for item in items] for items in history],
+        "tags": [[f"tag {item % 7}" for item in items] for items in history],
+        "label": [number % 2 for number in numbers],
+    }
+
+
+FEATURES = {
+    "id": {"dtype": "int64", "num_buckets": 9},
+    "price": {},
+    "word": {"dtype": "string"},
+    "pair": {"dtype": "int64", "num_buckets": 9, "width": 2},
+    "history": {"dtype": "int64", "num_buckets": 100, "max_values": MOST, "weights": "seconds"},
+    "tags": {"dtype": "string", "max_values": 9, "combiner": None},
+}
+
+
+def as_read(written: dict[str, list], names: list[str]) -> list[dict[str, Any]]:
+    """The examples of these columns, as a source has to give them."""
+    shown = {
+        "id": [[each] for each in written["id"]],
+        "price": [[each] for each in written["price"]],
+        "word": [[each.encode()] for each in written["word"]],
+        "pair": written["pair"],
+        "history": [each[:MOST] for each in written["history"]],
+        "history_weights": [each[:MOST] for each in written["seconds"]],
+        "tags": [[tag.encode() for tag in each] for each in written["tags"]],
+        "label": [[float(each)] for each in written["label"]],
+    }
+    names = [*names, *(["history_weights"] if "history" in names else []), "label"]
+    return [dict(zip(names, row)) for row in zip(*(shown[name] for name in names))]
+
+
+def of_files(ending: str) -> Callable[[Path], Case]:
+    def make(folder: Path) -> Case:
+        lacking = {"npz": ("history", "seconds", "tags")}.get(ending, ("pair",) if ending[1:3] == "sv" else ())
+        parts = [columns(range(NUM_TRAIN)), columns(range(NUM_TRAIN, NUM_TRAIN + NUM_EVAL))]
+        paths = [folder / f"{name}.{ending}" for name in ("train", "eval")]
+        for path, part in zip(paths, parts):
+            tables.write(path, {name: values for name, values in part.items() if name not in lacking})
+        features = {name: options for name, options in FEATURES.items() if name not in lacking}
+        source = tables.table(paths[0], eval_path=str(paths[1]), features=features, task="binary")
+        if "history" in features:
+            assert source.facts["num_truncated_rows"] == {"history": 3, "tags": 0}
+        return Case(source, *(as_read(part, list(features)) for part in parts))
+
+    return make
+
+
+def split_table(folder: Path) -> Case:
+    """Evaluation examples from the same file: those that the source holds out, none of them twice or nowhere."""
+    written = columns(range(NUM_TRAIN + NUM_EVAL))
+    path = tables.write(folder / "rows.parquet", written)
+    features = {name: FEATURES[name] for name in ("id", "word")}
+    split = {"by": "time", "column": "id", "fraction": NUM_EVAL / (NUM_TRAIN + NUM_EVAL)}
+    rows = as_read(written, list(features))
+    return Case(tables.table(path, features=features, task="binary", split=split), rows[:NUM_TRAIN], rows[NUM_TRAIN:])
+
+
+def criteo(folder: Path) -> Case:
+    synthesis.write(folder / "files", synthesis.Recipe(NUM_TRAIN, NUM_EVAL, num_values=20), num_files=3)
+
+    def rows(pattern: str) -> list[dict[str, Any]]:
+        lines = [line for path in sorted((folder / "files").glob(pattern)) for line in path.read_text().splitlines()]
+        found = []
+        for fields in (line.split("\t") for line in lines):
+            counts = [float(each or 0) for each in fields[1:14]]
+            categories = {name: [each.encode()] for name, each in zip(CATEGORIES, fields[14:])}
+            found.append({"counts": counts, **categories, "label": [float(fields[0])]})
+        return found
+
+    source = Criteo(path=f"{folder}/files/train-*", eval_path=f"{folder}/files/eval.tsv")
+    return Case(source, rows("train-*"), rows("eval.tsv"))
+
+
+def arrays(folder: Path) -> Case:
+    """Columns of each type, width and rank, lists and weights."""
+    rng = np.random.default_rng(1)
+
+    def examples(count: int) -> tuple[Any, ...]:
+        lengths = np.arange(count) % 3
+        return (
+            {
+                "a": np.arange(count)[:, np.newaxis],
+                "pair": rng.integers(9, size=(count, 2)),
+                "small": rng.integers(9, size=(count, 1)).astype(np.int32),
+                "x": rng.normal(size=(count, 3)).astype(np.float32),
+                "image": rng.normal(size=(count, 2, 2)).astype(np.float32),
+                "words": rng.choice(np.array([b"ant", b"", b"bee"]), size=(count, 2)),
+                "history": of_lengths(rng.integers(9, size=lengths.sum()), lengths),
+            },
+            rng.integers(3, size=count),
+            rng.random(count).astype(np.float32),
+        )
+
+    def rows(part: tuple[Any, ...]) -> list[dict[str, Any]]:
+        values, label, weight = part
+        history = [each.tolist() for each in np.split(values["history"].values, values["history"].splits[1:-1])]
+        shown = {name: each.tolist() for name, each in values.items() if name != "history"}
+        shown |= {"history": history, "label": label.tolist(), "weight": weight.tolist()}
+        return [dict(zip(shown, row)) for row in zip(*shown.values())]
+
+    train = examples(NUM_TRAIN)
+    evaluation = examples(NUM_EVAL)
+    features = {
+        name: Feature(each.shape[1:], tf.string if each.dtype.kind == "S" else tf.as_dtype(each.dtype))
+        for name, each in train[0].items()
+        if name != "history"
+    }
+    features["history"] = Feature((None,), tf.int64, max_values=2)
+    source = ArraySource(features=features, task="multiclass", num_classes=3, train=train, evaluation=evaluation)
+    return Case(source, rows(train), rows(evaluation))
+
+
+def images(folder: Path) -> Case:
+    rng = np.random.default_rng(2)
+    parts = [(rng.integers(256, size=(n, 28, 28), dtype=np.uint8), np.arange(n) % 10) for n in (NUM_TRAIN, NUM_EVAL)]
+    (x, y), (x_test, y_test) = parts
+    np.savez(folder / "images.npz", x_train=x, y_train=y, x_test=x_test, y_test=y_test)
+    rows = [
+        [
+            {"image": pixels.tolist(), "label": label}
+            for pixels, label in zip(x[..., np.newaxis].astype(np.float32) / 255, y.tolist())
+        ]
+        for x, y in parts
+    ]
+    return Case(FashionMnist(path=str(folder / "images.npz")), *rows)
+
+
+def generated(kind: type) -> Callable[[Path], Case]:
+    """Sources whose examples nobody else knows: the arrays that they drew are the oracle."""
+
+    def make(folder: Path) -> Case:
+        source = kind(num_train_examples=NUM_TRAIN, num_eval_examples=NUM_EVAL)
+        parts = [
+            [
+                {**dict(zip(values, row)), "label": label}
+                for *row, label in zip(*(each.tolist() for each in values.values()), labels.tolist())
+            ]
+            for values, labels in (source._train, source._evaluation)
+        ]
+        return Case(source, *parts)
+
+    return make
+
+
+def of_others(folder: Path) -> Case:
+    """A class that knows nothing of numbers or shards."""
+    source = AsOthersHaveIt(num_eval_examples=NUM_EVAL)
+    train, evaluation = (
+        [{"x": [float(np.float32(n / 100))], "label": [float(n)]} for n in range(count)] for count in (200, NUM_EVAL)
+    )
+    return Case(source, train, evaluation)
+
+
+CASES = {
+    "table": of_files("parquet"),
+    "split": split_table,
+    "criteo": criteo,
+    "arrays": arrays,
+    "images": images,
+    "features": generated(HeroFeatures),
+    "regression": generated(Regression),
+    "of others": of_others,
+}
+
+
+@pytest.fixture(scope="module", params=CASES)
+def case(request, tmp_path_factory) -> Case:
+    return CASES[request.param](tmp_path_factory.mktemp("files"))
+
+
+def seed(number: int) -> tf.Tensor:
+    return tf.constant(number, tf.int64)
+
+
+def in_any_order(rows: list[dict[str, Any]]) -> list[str]:
+    return sorted(repr(sorted(row.items())) for row in rows)
+
+
+def test_each_example_is_in_each_pass_once_in_an_order_by_seed_and_from_any_position(case):
+    source = case.source
+    num_train = len(case.train)
+    assert source.num_train_examples == num_train
+    batches = list(source.train(batch_size=BATCH, seed=seed(1)).take(2 * num_train // BATCH))
+    assert {len(batch[1]) for batch in batches} == {BATCH}
+    rows = tables.examples(batches)
+    first = rows[:num_train]
+    second = rows[num_train:]
+    assert in_any_order(first) == in_any_order(second) == in_any_order(case.train)
+    assert first != second
+    other = tables.examples(source.train(batch_size=BATCH, seed=seed(2)).take(1))
+    assert other != first[:BATCH]
+    if trains_by_number(source):
+        resumed = source.batches(endless(3), source.order(BATCH), seed(1)).take(2)
+        assert tables.examples(batch for _, _, batch in resumed) == rows[3 * BATCH : 5 * BATCH]
+
+
+def test_evaluation_is_every_example_once_in_order(case):
+    source = case.source
+    assert source.num_eval_examples == len(case.evaluation) == NUM_EVAL
+    batches = list(evaluation_batches(source, 5))
+    assert [len(batch[1]) for batch in batches] == [5, 5, 5, 5, 3]
+    assert tables.examples(batches) == case.evaluation
+    shards = [list(evaluation_batches(source, 5, (tf.constant(index, tf.int64), 2))) for index in range(2)]
+    assert [len(shard) for shard in shards] == [2, 3]
+    assert tables.examples(batch for shard in shards for batch in shard) == case.evaluation
+
+
+def test_batches_are_as_the_features_say(case):
+    source = case.source
+    features, label, *_ = source.evaluation(batch_size=5).element_spec
+    assert set(features) == set(source.features)
+    for name, feature in source.features.items():
+        assert features[name].dtype == feature.dtype, name
+        assert tuple(features[name].shape)[1:] == tuple(feature.shape), name
+        assert isinstance(features[name], tf.RaggedTensorSpec) == feature.is_list, name
+    assert label.dtype == (tf.int64 if source.task == "multiclass" else tf.float32)
+    assert label.shape.rank == (1 if source.task == "multiclass" else 2)
+
+
+@pytest.mark.parametrize(
+    "ending", ["csv", "csv.gz", "tsv", "parquet", "arrow", "jsonl", "npz", "tfrecord", "tfrecord.gz"]
+)
+def test_files_of_each_format_have_the_rows_that_were_written(tmp_path, ending):
+    """As they are prepared: from there on, all formats are one."""
+    case = of_files(ending)(tmp_path)
+    for part, expected in ((case.source._train, case.train), (case.source._evaluation, case.evaluation)):
+        with ipc.open_file(part.path) as file:
+            rows = file.read_all().to_pylist()
+        listed = [{name: each if isinstance(each, list) else [each] for name, each in row.items()} for row in rows]
+        assert listed == expected
+
+
+def test_prepared_rows_of_several_record_batches_are_read_in_any_order(tmp_path, monkeypatch):
+    monkeypatch.setattr("psrun.data.prepared_rows.BATCH_ROWS", 7)
+    case = of_files("parquet")(tmp_path)
+    rows = tables.examples(case.source.train(batch_size=BATCH, seed=seed(1)).take(NUM_TRAIN // BATCH))
+    assert in_any_order(rows) == in_any_order(case.train)
