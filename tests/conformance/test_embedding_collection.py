@@ -115,7 +115,7 @@ def test_a_cluster_trains_stacks_as_one_process_trains_single_tables(train, caps
     source = load.load_source(run)
     plan = planner.make(run, source)
     assert _placed(map(vars, plan.placed)) == _placed(result["placement"])
-    apart = planner.make(run_config(*MODEL, "+model.stack=false"), source)
+    apart = planner.make(run_config(*MODEL, "+model.stack=false", "cluster=inprocess", "partitioner=none"), source)
     assert plan.traffic_by_variable == apart.traffic_by_variable
     assert {f"{name}/embeddings" for name in TABLES} < set(plan.traffic_by_variable)
 

@@ -184,13 +184,13 @@ def decaying(*names: str) -> Any:
     return optimizer
 
 
-def devices(monkeypatch: pytest.MonkeyPatch, wanted: int | None, cpus: tuple[int, ...], gpus: tuple[int, ...]) -> Any:
+def devices(wanted: int | None, cpus: tuple[int, ...], gpus: tuple[int, ...]) -> Any:
     def logical(kind: str, counts: tuple[int, ...]) -> list[Any]:
         places = [(task, number) for task, count in enumerate(counts) for number in range(count)]
         names = [f"/job:worker/replica:0/task:{task}/device:{kind}:{number}" for task, number in places]
         return [tf.config.LogicalDevice(name, kind) for name in names]
 
-    with monkeypatch.context() as patched:
+    with pytest.MonkeyPatch.context() as patched:
         of_kind = {"CPU": logical("CPU", cpus), "GPU": logical("GPU", gpus)}
         patched.setattr(tf.config, "list_logical_devices", of_kind.__getitem__)
         return strategy.replica_devices(wanted)
@@ -198,7 +198,6 @@ def devices(monkeypatch: pytest.MonkeyPatch, wanted: int | None, cpus: tuple[int
 
 PLACED = [Placed(f"{name}/embeddings", 0, "ps-0", 10, "model", (3, 1), "float32") for name in "ab"]
 LEGACY = tf_keras.optimizers.legacy
-patch = pytest.MonkeyPatch()
 
 mistakes(
     stack_of_a_legacy_optimizer=lambda: stacks.check_storable(network("a", "b"), LEGACY.Adam(0.1)),
@@ -206,8 +205,8 @@ mistakes(
     stack_that_decays_apart=lambda: stacks.check_storable(network("a", "b"), decaying("stack_4_of_a")),
     placement_few_rows=lambda: placement.check_rows(PLACED, 4, stacked={"b/embeddings"}),
     placement_memory=lambda: placement.check_memory(PLACED, 19),
-    replicas_of_different_workers=lambda: devices(patch, None, (1, 1), (2, 1)),
-    replicas_that_a_worker_lacks=lambda: devices(patch, 2, (2, 1), (0, 0)),
+    replicas_of_different_workers=lambda: devices(None, (1, 1), (2, 1)),
+    replicas_that_a_worker_lacks=lambda: devices(2, (2, 1), (0, 0)),
 )
 
 
