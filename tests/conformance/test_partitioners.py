@@ -1,4 +1,4 @@
-"""Partitioners cut within their bounds, and those named by `_target_` are called as TensorFlow does."""
+"""Partitioners named by `_target_`: as TensorFlow takes them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,7 @@ import sys
 import textwrap
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from support import SMALL, run_config
-
-from psrun.config import choices
 
 OF_TENSORFLOW = "tensorflow.distribute.experimental.partitioners.FixedShardsPartitioner"
 
@@ -78,26 +74,3 @@ def test_a_run_is_cut_as_planned_saved_and_resumed_with_another_partitioner(trai
     resumed, _ = train(*custom(OF_TENSORFLOW, "num_shards=4"), *few, f"resume='{folder.path}'", into=folder)
     assert resumed["steps"]["applied"] == 2 * done["steps"]["applied"]
     assert [row["shard"] for row in resumed["placement"] if row["variable"] == "embedding/embeddings"] == [0, 1, 2, 3]
-
-
-@pytest.mark.tensorflow
-@settings(deadline=None, derandomize=True, max_examples=50)
-@given(st.integers(1, 3000), st.integers(1, 20), st.integers(1, 9), st.integers(4, 20_000))
-def test_shards_are_as_many_as_their_sizes_allow(rows, columns, most, shard_bytes):
-    import tensorflow as tf
-
-    from psrun.cluster import partitioners
-
-    def num_shards(partitioner):
-        counts = partitioners.make(partitioner)(shape=tf.TensorShape([rows, columns]), dtype=tf.float32)
-        assert counts[1] == 1
-        return counts[0]
-
-    size = 4 * rows * columns
-    assert num_shards(choices.FixedShards("fixed_shards", most)) == min(most, rows)
-    of_least = num_shards(choices.MinSize("min_size", min_shard_bytes=shard_bytes, max_shards=most))
-    assert 1 <= of_least <= min(most, rows)
-    assert of_least == 1 or size / of_least >= shard_bytes
-    of_most = num_shards(choices.MaxSize("max_size", max_shard_bytes=shard_bytes, max_shards=most))
-    assert 1 <= of_most <= min(most, rows)
-    assert of_most in (most, rows) or -(-rows // of_most) * 4 * columns <= max(shard_bytes, 4 * columns)
