@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 from support import HARNESS, SAME, run_config
 
-from psrun.errors import ConfigError, ExitCode, NonFiniteLossError, PsrunError
-from psrun.layers.layout import RowOrder, StackLayout
+from psrun.data import load
+from psrun.errors import ExitCode, NonFiniteLossError, PsrunError
+from psrun.layers.layout import RowOrder
+from psrun.roles import planner
 
 MODEL = (
     "~model.embedding_dim", "~data.num_train_examples", "~data.num_eval_examples", "data._target_=embeddings.Basket",
@@ -21,25 +23,6 @@ TABLES = {"item", "shop", "city", "brand"}
 TESTS = HARNESS
 OF_EARLIER = TESTS / "data" / "checkpoints_0_1_0"
 pytestmark = pytest.mark.inprocess
-
-
-@pytest.mark.parametrize("num_shards", [1, 2, 3, 5, 17])
-def test_every_row_of_every_table_has_its_own_place_in_a_stack(num_shards):
-    rows = (RowOrder.of(1000).num_rows, 1, 2, 7, RowOrder.of(37).num_rows)
-    layout = StackLayout(rows, num_shards)
-    taken = np.zeros((num_shards, layout.shard_rows), int)
-    for table, num_rows in enumerate(rows):
-        blocks = list(layout.blocks(table))
-        assert [block.first for block in blocks] == list(np.cumsum([0, *(block.num_rows for block in blocks)])[:-1])
-        assert sum(block.num_rows for block in blocks) == num_rows
-        for block in blocks:
-            taken[block.shard, block.offset : block.offset + block.num_rows] += 1
-    assert taken.max() == 1
-    assert taken.sum() == sum(rows)
-    assert taken.sum(axis=1).max() <= sum(rows) / num_shards + len(rows)
-    # A table that is added moves no row of the others within their shards.
-    more = StackLayout((*rows, 50), num_shards)
-    assert all(list(more.blocks(table)) == list(layout.blocks(table)) for table in range(len(rows)))
 
 
 @pytest.mark.parametrize("num_servers", [1, 3, 20])
@@ -70,8 +53,7 @@ def test_positions_are_those_of_the_layout(num_servers):
         assert by_table[table.name] <= rows
 
 
-@pytest.mark.parametrize("deduplicate", [True, False])
-@pytest.mark.parametrize("oov", ["error", "row"])
+@pytest.mark.parametrize(("deduplicate", "oov"), [(True, "error"), (False, "row")])
 def test_rows_and_gradients_are_those_of_single_tables(deduplicate, oov):
     import tensorflow as tf
 
@@ -118,7 +100,10 @@ def _assign(layer: Any, name: str, values: np.ndarray) -> None:
 
 
 def test_a_cluster_trains_stacks_as_one_process_trains_single_tables(train, capsys, monkeypatch):
-    """One worker applies the same steps in the same order; the checkpoints compare by table, slots included."""
+    """One worker applies the same steps in the same order; the checkpoints compare by table, slots included.
+
+    The plan names the tables, and counts them as the run does.
+    """
     from psrun.checkpoint import commands
     from psrun.checkpoint.compare import compare
 
@@ -126,6 +111,14 @@ def test_a_cluster_trains_stacks_as_one_process_trains_single_tables(train, caps
     for stack, pieces in (("false", ["cluster=none"]), ("auto", ["cluster=inprocess", "partitioner=none"])):
         result, folder = train(*MODEL, f"+model.stack={stack}", *pieces, num_workers=1)
         folders.append(folder)
+    run = run_config(*MODEL, "+model.stack=auto", "cluster=inprocess", "partitioner=none")
+    source = load.load_source(run)
+    plan = planner.make(run, source)
+    assert _placed(map(vars, plan.placed)) == _placed(result["placement"])
+    apart = planner.make(run_config(*MODEL, "+model.stack=false", "cluster=inprocess", "partitioner=none"), source)
+    assert plan.traffic_by_variable == apart.traffic_by_variable
+    assert {f"{name}/embeddings" for name in TABLES} < set(plan.traffic_by_variable)
+
     rows = {row["variable"]: set() for row in result["placement"]}
     for row in result["placement"]:
         rows[row["variable"]].add(row["task"])
@@ -154,6 +147,10 @@ def test_a_cluster_trains_stacks_as_one_process_trains_single_tables(train, caps
     assert stacked["city/embeddings"] == ["model", "40x3 float32", "ps-0 ps-1", "480 bytes"]
     assert stacked["m/shop/embeddings"][:3] == ["optimizer", "8x3 float32", "ps-1 ps-0"]
     assert not any("stack" in name for name in shown[1])
+
+
+def _placed(rows: Any) -> set[tuple[Any, ...]]:
+    return {(row["variable"], row["shard"], row["task"], row["bytes"]) for row in rows if row["kind"] != "metric"}
 
 
 def _values(folder: Any) -> dict[str, np.ndarray]:
@@ -223,8 +220,7 @@ def test_every_layout_restores_every_other_bit_by_bit(cluster_spec, tmp_path):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("cluster", ["none", "inprocess"])
-def test_a_run_of_psrun_0_1_0_is_resumed(train, tmp_path, cluster):
+def test_a_run_of_psrun_0_1_0_is_resumed(train, tmp_path):
     """It wrote a checkpoint after 6 steps with two shards a table, and resumed from it until step 12."""
     from psrun.checkpoint.compare import compare
     from psrun.results.run_folder import RunFolder
@@ -236,7 +232,7 @@ def test_a_run_of_psrun_0_1_0_is_resumed(train, tmp_path, cluster):
     result, _ = train(
         "model=wide_deep", "data=features", "~data.num_train_examples", "~data.num_eval_examples",
         "data._target_=embeddings.Pairs", "model.embedding_dim=3", "model.hidden_units=[4]", "model.dropout=0",
-        "data.global_batch_size=8", "optimizer=lazy_adam", "trainer.steps_per_epoch=6", f"cluster={cluster}",
+        "data.global_batch_size=8", "optimizer=lazy_adam", "trainer.steps_per_epoch=6", "cluster=inprocess",
         num_workers=1, into=folder,
     )  # fmt: skip
     assert result["steps"]["applied"] == 12
@@ -247,107 +243,15 @@ def test_a_run_of_psrun_0_1_0_is_resumed(train, tmp_path, cluster):
     assert [row for row, distance in apart.items() if distance is None or float(distance[1]) > 1e-7] == []
 
 
-@pytest.mark.parametrize(("cluster", "trainer"), [("none", "fit"), ("inprocess", "custom_loop")])
-def test_an_id_outside_of_its_table_is_an_error_with_feature_table_and_ids(train, cluster, trainer):
+def test_an_id_outside_of_its_table_is_an_error_with_feature_table_and_ids(train):
     with pytest.raises(PsrunError, match=r"\[shop \(table shop, ids from 0 to 6\)\] \[7\] \[7\]"):
-        train(*MODEL, f"cluster={cluster}", f"trainer={trainer}", "+data.outside=true")
-
-
-@pytest.mark.parametrize(
-    ("cluster", "trainer"), [pytest.param("none", "custom_loop", marks=pytest.mark.thorough), ("inprocess", "fit")]
-)
-def test_a_gradient_that_is_not_finite_names_the_table(train, cluster, trainer):
-    with pytest.raises(NonFiniteLossError, match=r"not finite: the gradient of.*(item|shop|city|brand).*learning_rate"):
-        train(*MODEL, f"cluster={cluster}", f"trainer={trainer}", "+model.root=true")
+        train(*MODEL, "cluster=inprocess", "trainer=custom_loop", "+data.outside=true")
 
 
 @pytest.mark.thorough
-def test_stacks_train_with_rows_fetched_ahead(train):
-    pieces = ("optimizer=rowwise_adagrad", "partitioner=fixed_shards", "trainer.prefetch_rows=true")
-    result, folder = train(*MODEL, *pieces)
-    assert result["steps"]["applied"] == 24
-    held = _values(folder)
-    assert held["accumulator/item/embeddings"].shape == (len(held["item/embeddings"]), 1)
-
-
-@pytest.mark.thorough
-@pytest.mark.command
-def test_stacks_train_on_replicas_as_in_one_process(psrun):
-    """Two halves of a batch on two parts of the CPU, and the whole batch on one."""
-    results = []
-    for number, pieces in enumerate([("cluster=none",), ("cluster=mirrored", "cluster.num_replicas=2")]):
-        done = psrun(*MODEL, *pieces, "trainer.epochs=1", "trainer.steps_per_epoch=6", PYTHONPATH=str(TESTS),
-                     folder=str(number))  # fmt: skip
-        assert done.code == 0, done.stderr
-        results.append(done.result)
-    assert results[0]["metrics"]["loss"] == pytest.approx(results[1]["metrics"]["loss"], rel=1e-4)
-
-
-@pytest.mark.thorough
-def test_a_plan_names_tables_and_counts_as_a_run_does(train):
-    from psrun.data import load
-    from psrun.roles import planner
-
-    pieces = (*MODEL, "cluster=inprocess", "partitioner=fixed_shards")
-    result, _ = train(*pieces)
-    run = run_config(*pieces, "trainer.epochs=2", "trainer.steps_per_epoch=12")
-    plan = planner.make(run, load.load_source(run))
-
-    def rows(placed: Any) -> set[tuple[Any, ...]]:
-        kept = [each if isinstance(each, dict) else vars(each) for each in placed]
-        return {(e["variable"], e["shard"], e["task"], e["bytes"]) for e in kept if e["kind"] != "metric"}
-
-    assert rows(plan.placed) == rows(result["placement"])
-    assert {f"{name}/embeddings" for name in TABLES} < set(plan.traffic_by_variable)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"stack": "maybe"}, "stack is 'maybe', must be true, false or auto"),
-        ({"stack": 0}, "stack is 0, must be true, false or auto"),
-        ({"deduplicate": 3}, "deduplicate is 3"),
-        ({"deduplicate": 1}, "deduplicate is 1, must be true, false or auto"),
-        ({"tables": [("a", "item")]}, "table a: features is 'item', must be a tuple of names"),
-        ({"tables": [("a", ())]}, r"table a: features is \(\), must be a tuple"),
-        ({"tables": [("a", ("x",)), ("a", ("y",))]}, "two tables are called 'a'; rename one"),
-        ({"tables": [("a", ("x",)), ("b", ("x",))]}, "feature 'x' is in the tables a and b; a feature has one table"),
-        ({"tables": []}, "tables is empty"),
-    ],
-)
-def test_a_collection_that_cannot_be_is_refused(change, message):
-    from psrun.layers import EmbeddingCollection, Table
-
-    options = {"tables": [("a", ("x",))], **change}
-    tables = [Table(name, features, 5, 2) for name, features in options.pop("tables")]
-    with pytest.raises(ValueError, match=message):
-        EmbeddingCollection(tables, **options)
-
-
-@pytest.mark.parametrize("library", ["tf_keras", "keras"])
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (
-            {"optimizer": "adam"},
-            "table a has the optimizer 'adam', but a run has one optimizer for all tables; remove it",
-        ),
-        (
-            {"rows": 3},
-            "table a has the attribute 'rows'; a table has name, features, num_ids, dim, initializer, spread",
-        ),
-        ({"dim": None}, "table a lacks dim"),
-    ],
-)
-def test_attributes_that_a_table_does_not_have_are_refused_by_name(library, change, message):
-    from psrun import layers
-    from psrun.layers import keras3
-
-    given = {"name": "a", "features": ("x",), "num_ids": 5, "dim": 2, **change}
-    with pytest.raises(ValueError, match=message):
-        (layers if library == "tf_keras" else keras3).EmbeddingCollection(
-            [{name: value for name, value in given.items() if value is not None}]
-        )
+def test_a_gradient_that_is_not_finite_names_the_table(train):
+    with pytest.raises(NonFiniteLossError, match=r"gradient of.*(item|shop|city|brand)"):
+        train(*MODEL, "cluster=inprocess", "trainer=fit", "+model.root=true")
 
 
 @pytest.mark.thorough
@@ -365,16 +269,6 @@ def test_collections_with_different_optimizers_train_as_single_tables(train):
     slots = {name: held[f"accumulator/{name}/embeddings"] for name in TABLES}
     assert {name for name, slot in slots.items() if len(np.unique(slot)) > 1} == {"item", "shop"}
     assert all(np.abs(held[f"{name}/embeddings"] - 1).max() > 0.01 for name in TABLES)
-
-
-def test_a_stack_that_is_no_choice_is_an_error_of_the_configuration(train):
-    with pytest.raises(ConfigError, match="stack is 'maybe', must be true, false or auto"):
-        train("model=wide_deep", "data=features", "model.stack=maybe")
-
-
-def test_two_collections_with_a_table_of_the_same_name_are_refused(train):
-    with pytest.raises(ConfigError, match="model: two embedding collections have a table called 'item'; rename one"):
-        train(*MODEL, "model._target_=embeddings.baskets")
 
 
 def test_ids_of_a_stack_fit_in_int32():

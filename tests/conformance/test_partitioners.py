@@ -1,4 +1,4 @@
-"""Partitioners named by `_target_`: as TensorFlow takes them, and what they must return."""
+"""Partitioners named by `_target_`: as TensorFlow takes them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ import sys
 import textwrap
 
 import pytest
-from support import SMALL, raw_config, run_config
-
-from psrun.config import parse
-from psrun.errors import ConfigError
+from support import SMALL, run_config
 
 OF_TENSORFLOW = "tensorflow.distribute.experimental.partitioners.FixedShardsPartitioner"
 
@@ -24,15 +21,6 @@ def cutting(tmp_path, monkeypatch):
         def by_rows(shape, dtype, axis=0, rows: int = 3):
             return [np.int64(-(-shape[0] // rows)), *(1 for _ in shape[1:])]
 
-        def of(value):
-            return lambda shape, dtype: value
-
-        def nothing():
-            pass
-
-        def failing(shape, dtype):
-            raise KeyError(shape[0])
-
         class Wide:
             def __init__(self, least: int): self.least = least
             def __call__(self, shape, dtype, axis=0): return (2,) if shape[0] >= self.least else (1,)
@@ -45,24 +33,6 @@ def cutting(tmp_path, monkeypatch):
 
 def custom(name: str, *options: str) -> list[str]:
     return ["partitioner=custom", f"partitioner._target_={name}", *(f"+partitioner.{option}" for option in options)]
-
-
-@pytest.mark.parametrize(
-    ("overrides", "key", "message"),
-    [
-        (custom("cutting.by_row"), "partitioner._target_", "Did you mean 'by_rows'?"),
-        (custom("cutting.by_rows", "row=3"), "partitioner.row", "no such key (value 3). Did you mean 'rows'?"),
-        (custom("cutting.Wide"), "partitioner.least", "is missing"),
-        (["partitioner=custom"], "partitioner._target_", "is required"),
-        (["+partitioner._target_=cutting.by_rows"], "partitioner", "choose partitioner=custom"),
-    ],
-)
-def test_a_wrong_name_or_option_is_a_problem_before_tensorflow_is_imported(overrides, key, message):
-    with pytest.raises(ConfigError) as raised:
-        parse.load(raw_config(*overrides))
-    (problem,) = raised.value.problems
-    assert problem.key == key
-    assert message in problem.message
 
 
 @pytest.mark.tensorflow
@@ -82,34 +52,6 @@ def test_it_is_called_as_tensorflow_calls_it(overrides, counts):
 
     partition = partitioners.make(run_config(*overrides).partitioner)
     assert partition(shape=tf.TensorShape([7, 3]), dtype=tf.float32) == counts
-
-
-@pytest.mark.tensorflow
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (custom("cutting.of", "value=3"), "returned 3 for a variable of shape (8, 20) and dtype float32; it must"),
-        (custom("cutting.of", "value=[1.5,1]"), "integers of 1 or more"),
-        (custom("cutting.of", "value=[0,1]"), "integers of 1 or more"),
-        (custom("cutting.of", "value=[]"), "integers of 1 or more"),
-        (custom("cutting.of", "value=[true,1]"), "integers of 1 or more"),
-        (custom("cutting.of", "value=[2,2]"), "along the first axis only"),
-        (custom("cutting.failing"), "failed for a variable of shape (8, 20) and dtype float32: KeyError: 8"),
-        (custom("cutting.nothing"), "returned None, which cannot be called with shape, dtype"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)  # fmt: skip
-def test_what_tensorflow_cannot_use_is_an_error_that_names_it(overrides, message):
-    from psrun.data import load
-    from psrun.roles import planner
-
-    run = run_config(*overrides, *SMALL["features"])
-    source = load.load_source(run)
-    with pytest.raises(ConfigError) as raised:
-        planner.make(run, source)
-    (problem,) = raised.value.problems
-    assert problem.key.startswith("partitioner")
-    assert message in problem.message
 
 
 @pytest.mark.thorough

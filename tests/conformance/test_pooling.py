@@ -65,12 +65,9 @@ def _by_id(layer: Any, gradient: Any) -> np.ndarray:
 @pytest.mark.parametrize(
     ("num_shards", "combiner", "weighted", "deduplicate", "kind"),
     [
-        (1, "sum", False, False, "ragged"), (1, "mean", True, True, "sparse"), (1, "sqrtn", True, False, "ragged"),
-        (1, "max", False, True, "ragged"), (1, None, False, True, "ragged"), (1, "sqrtn", False, True, "sparse"),
-        (2, "sum", True, True, "ragged"), (2, "mean", False, False, "ragged"), (2, "max", False, False, "sparse"),
-        (2, None, False, False, "sparse"), (2, "sqrtn", True, True, "ragged"),
-        (3, "sum", False, True, "sparse"), (3, "mean", True, False, "ragged"), (3, "sqrtn", False, False, "ragged"),
-        (3, "max", False, True, "ragged"), (3, None, False, True, "ragged"),
+        (1, "sum", False, False, "ragged"), (1, "mean", True, True, "sparse"), (1, None, False, True, "ragged"),
+        (2, "sum", True, True, "ragged"), (2, "max", False, False, "sparse"), (2, "sqrtn", True, True, "ragged"),
+        (3, "mean", False, False, "ragged"), (3, "sqrtn", False, True, "sparse"), (3, None, False, False, "sparse"),
     ],
 )  # fmt: skip
 def test_rows_and_gradients_are_those_of_tensorflow(cluster_spec, num_shards, combiner, weighted, deduplicate, kind):
@@ -125,9 +122,7 @@ def _features() -> tuple[dict[str, Any], dict[str, Any], dict[str, str | None]]:
     return ids, weights, combiners
 
 
-@pytest.mark.parametrize("num_shards", [1, 2, 3])
-@pytest.mark.parametrize("deduplicate", [True, False])
-@pytest.mark.parametrize("stack", [True, False])
+@pytest.mark.parametrize(("num_shards", "deduplicate", "stack"), [(1, True, False), (2, False, True), (3, True, True)])
 def test_features_of_a_collection_are_pooled_as_those_of_single_layers(num_shards, deduplicate, stack):
     import tensorflow as tf
 
@@ -210,7 +205,7 @@ def test_ids_outside_of_their_tables_are_named_or_share_a_row():
     rows = EmbeddingCollection(tables, combiner="sum", oov="row")(ids)
     outside = EmbeddingCollection(tables, combiner="sum", oov="row")
     assert rows["x"].shape == outside(ids)["x"].shape == (3, 2)
-    with pytest.raises(tf.errors.InvalidArgumentError, match="ids must be from 0 to 4; the minimum"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="from 0 to 4"):
         Embedding(5, 2, combiner="mean")(ids["x"])
 
 
@@ -290,36 +285,6 @@ def test_parts_without_common_rows_are_deduplicated_as_the_whole():
 IDS = [[1], [2, 3]]
 
 
-@pytest.mark.parametrize(
-    ("combiner", "weights", "message"),
-    [
-        ("average", None, "combiner is 'average', must be one of sum, mean, sqrtn, max, or None"),
-        ({"z": "sum"}, None, "combiner names 'z', which is in no table; the features are x"),
-        ({"x": "first"}, None, "combiner of x is 'first', must be one of"),
-        ("mean", {"z": [[1.0]]}, "there are weights for z, which is in no table"),
-        ("max", {"x": [[1.0], [1.0, 1.0]]}, "the feature x has weights, but its rows are pooled by 'max'"),
-        (None, {"x": [[1.0], [1.0, 1.0]]}, "the feature x has weights, but its rows are not pooled"),
-        ("mean", {"x": [[1], [1, 2]]}, "the feature x must have weights of a floating point type, not of int32"),
-        ("sum", {"x": [[1.0], [1.0]]}, "the feature x must have as many weights as ids; it has 2 and 3"),
-        ("sum", {"x": [[1.0], [1.0, 1.0], []]}, r"weights of another shape than its ids: a RaggedTensor of \(3, N"),
-        ("sum", {"x": "dense"}, r"another shape than its ids: a EagerTensor of \(2, 1\) for ids in a Ragged"),
-    ],
-)
-def test_combiners_and_weights_that_cannot_be_are_refused_by_name(combiner, weights, message):
-    import tensorflow as tf
-
-    from psrun.layers import EmbeddingCollection, Table
-
-    def call() -> None:
-        layer = EmbeddingCollection([Table("a", ("x",), 5, 2)], combiner=combiner, name="t")
-        given = {name: tf.ones([2, 1]) if each == "dense" else tf.ragged.constant(each)
-                 for name, each in (weights or {}).items()}  # fmt: skip
-        layer({"x": tf.ragged.constant(IDS)}, weights=given)
-
-    with pytest.raises(ValueError, match=message):
-        call()
-
-
 def test_weights_of_other_lengths_are_an_error_of_the_step_that_names_the_feature():
     import tensorflow as tf
 
@@ -331,8 +296,24 @@ def test_weights_of_other_lengths_are_an_error_of_the_step_that_names_the_featur
     ids = tf.ragged.constant(IDS, tf.int64)
     assert step(ids, tf.ragged.constant([[1.0], [2.0, 3.0]]))["x"].shape == (2, 2)
     for weights in ([[1.0, 2.0], [3.0]], [[1.0], [2.0]], [[1.0], [2.0, 3.0], []]):
-        with pytest.raises(tf.errors.InvalidArgumentError, match="t: the feature x must have as many weights as ids"):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="feature x"):
             step(ids, tf.ragged.constant(weights, tf.float32))
+
+
+def test_the_gradients_of_weights_of_0_are_finite():
+    import tensorflow as tf
+
+    from psrun.layers import Embedding
+
+    ids = tf.ragged.constant([[1, 2], [3], []], dtype=tf.int64)
+    weights = tf.Variable([0.0, 0.0, 1.0])
+    for combiner in ("mean", "sqrtn"):
+        layer = Embedding(5, 2, combiner=combiner, embeddings_initializer="ones")
+        with tf.GradientTape() as tape:
+            rows = layer(ids, ids.with_values(tf.identity(weights)))
+            loss = tf.reduce_sum(rows)
+        np.testing.assert_array_equal(rows, [[0, 0], [1, 1], [0, 0]])
+        assert np.isfinite(tape.gradient(loss, weights)).all()
 
 
 def test_layers_get_the_mask_of_sequences_in_a_functional_model(tmp_path):

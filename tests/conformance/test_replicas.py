@@ -28,11 +28,7 @@ def both(train, *pieces: str, replicas: int = 3):
 OF_LINEAR = ("model._target_=replicas.linear", "evaluation=exact")
 CASES = [
     ("fit", (*OF_LINEAR, "+model.keras=true", "+model.regularizer=null", "optimizer=adam", "evaluation=validation")),
-    ("custom_loop", ("model._target_=replicas.own_step", "optimizer=lazy_adam", "evaluation=none")),
-    ("fit", (*OF_LINEAR, "+model.reduction=sum", "optimizer=lazy_adam")),
-    ("custom_loop", (*OF_LINEAR, "optimizer=rowwise_adagrad", "partitioner=none", "trainer.steps_per_execution=1")),
-    ("fit", (*OF_LINEAR, "optimizer=adagrad", "optimizer.learning_rate={_target_: tf_keras.optimizers.schedules."
-             "ExponentialDecay, initial_learning_rate: 0.1, decay_steps: 5, decay_rate: 0.5}")),
+    ("custom_loop", (*OF_LINEAR, "+model.reduction=sum", "optimizer=lazy_adam")),
 ]  # fmt: skip
 
 
@@ -47,9 +43,8 @@ def test_steps_are_those_of_one_device(train, monkeypatch, trainer, pieces):
     for name, value in alone["metrics"].items():
         if "+model.reduction=sum" not in pieces or name != "loss":  # Keras reports the mean of the sums of parts
             assert split["metrics"][name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
-    if "evaluation=none" not in pieces:
-        assert split["metrics"]["assigned"] == 64
-        assert split["evaluation"]["examples_seen"] == 16
+    assert split["metrics"]["assigned"] == 64
+    assert split["evaluation"]["examples_seen"] == 16
     assert [row["seen"] for row in split["visitation"]] == [{"0": 0, "1": 64, "2": 0, "3+": 0}] * 2
     assert split["replicas"] == {"per_worker": 3, "devices": ["CPU:0", "CPU:1", "CPU:2"]}
     assert alone["replicas"] == {"per_worker": 1, "devices": ["CPU:0"]}
@@ -86,23 +81,16 @@ def logical(kind: str, *counts: int) -> list:
         (2, (2, 2), (2, 3), ["GPU:0", "GPU:1"]),
         (2, (2, 2), (2, 1), ["CPU:0", "CPU:1"]),
         (1, (1, 1), (4, 4), ["GPU:0"]),
-        (None, (1, 1), (2, 1), r"replicas_per_worker: is null.*\(worker-0 2, worker-1 1\); set a number"),
-        (2, (2, 1), (0, 0), "is 2, but worker-1 was started with 1; start all tasks with the same number"),
     ],
 )
 def test_replicas_are_on_gpus_where_all_workers_have_so_many(monkeypatch, wanted, cpus, gpus, expected):
     import tensorflow as tf
 
     from psrun.cluster import strategy
-    from psrun.errors import ConfigError
 
     there = {"CPU": logical("CPU", *cpus), "GPU": logical("GPU", *gpus)}
     monkeypatch.setattr(tf.config, "list_logical_devices", there.__getitem__)
-    if isinstance(expected, str):
-        with pytest.raises(ConfigError, match=expected):
-            strategy.replica_devices(wanted)
-    else:
-        assert strategy.replica_devices(wanted) == tuple(f"/device:{name}" for name in expected)
+    assert strategy.replica_devices(wanted) == tuple(f"/device:{name}" for name in expected)
 
 
 def test_only_workers_have_gpus_and_on_one_machine_each_has_its_own(tmp_path):

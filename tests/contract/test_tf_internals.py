@@ -147,85 +147,6 @@ def test_a_server_imports_tensorflow_whole_where_it_has_plug_ins(tmp_path, monke
 # variables and optimizers
 
 
-@inprocess
-def test_variables_of_parameter_servers_pass_on_to_what_they_wrap(cluster_spec):
-    import tensorflow as tf
-
-    from psrun.cluster import strategy
-    from psrun.config import choices
-    from psrun.tf_internals import variables
-
-    class Five(variables.ConvertibleToTensor):
-        dtype = tf.float32
-
-        def value(self, *_, **__):
-            return tf.constant(5.0)
-
-        read_value = value
-
-    distribution = strategy.parameter_servers(cluster_spec[1], choices.NoPartitioner("none"))
-    with distribution.strategy.scope():
-        variable = tf.Variable(2.0)
-    (remote_variable,) = variables.remote([variable, tf.Variable(1.0)])
-    assert remote_variable is variable
-    with variables.wrapping([variable], [Five()]):
-        assert float(variable.read_value()) == float(tf.convert_to_tensor(variable)) == 5.0
-    assert float(variable.read_value()) == 2.0
-
-
-@tensorflow
-def test_a_variable_without_a_value_has_shape_and_type_only():
-    import tensorflow as tf
-
-    from psrun.tf_internals.variables import UninitializedVariable
-
-    variable = UninitializedVariable(shape=[2], dtype=tf.float32)
-    assert not bool(variable.is_initialized())
-    variable.assign([1.0, 2.0])
-    assert variable.numpy().tolist() == [1.0, 2.0]
-
-
-@inprocess
-def test_variables_that_replicas_write_have_a_configurable_aggregation(replicated_spec):
-    import tensorflow as tf
-
-    from psrun.cluster import strategy
-    from psrun.config import choices
-    from psrun.tf_internals import variables
-
-    distribution = strategy.parameter_servers(replicated_spec, choices.NoPartitioner("none"), num_replicas=3)
-    assert distribution.strategy.num_replicas_in_sync == 3
-    with distribution.strategy.scope():
-        variable = tf.Variable(1.0, trainable=False)
-    assert variables.aggregating([variable, tf.Variable(1.0)]) == [variable]
-    assert variable.aggregation == tf.VariableAggregation.NONE
-    variables.aggregate_alike([variable])
-    assert variable.aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA
-
-
-@tensorflow
-def test_the_slots_of_optimizers_are_where_their_dense_updates_read_them():
-    import tensorflow as tf
-    import tf_keras
-
-    from psrun.tf_internals import optimizers
-
-    kinds = {
-        tf_keras.optimizers.Adagrad: {optimizers.ADAGRAD_ACCUMULATORS},
-        tf_keras.optimizers.Adam: {optimizers.ADAM_MOMENTUMS, optimizers.ADAM_VELOCITIES},
-        tf_keras.optimizers.Ftrl: {optimizers.FTRL_ACCUMULATORS, optimizers.FTRL_LINEARS},
-    }
-    variables = [tf.Variable([1.0, 2.0]), tf.Variable(3.0)]
-    for kind, attributes in kinds.items():
-        optimizer = kind(0.1)
-        optimizers.build(optimizer, variables)
-        for attribute in attributes:
-            slots = getattr(optimizer, attribute)
-            assert [slot.shape for slot in slots] == [variable.shape for variable in variables], attribute
-            optimizer.apply_gradients([(tf.ones_like(each), each) for each in variables])
-            assert all(bool(tf.reduce_all(slot != 0)) for slot in slots), attribute
-
-
 @tensorflow
 def test_an_optimizer_with_slots_of_its_own_keeps_keras_from_making_any():
     import tensorflow as tf
@@ -284,59 +205,6 @@ def test_counters_of_an_optimizer_are_its_steps_and_its_numbers(name):
 
 
 @tensorflow
-def test_the_names_without_weight_decay_are_known():
-    import tf_keras
-
-    from psrun.tf_internals import optimizers
-
-    optimizer = tf_keras.optimizers.AdamW(0.1)
-    assert optimizers.names_without_weight_decay(optimizer) == []
-    optimizer.exclude_from_weight_decay(var_names=["bias"])
-    assert optimizers.names_without_weight_decay(optimizer) == ["bias"]
-    optimizer.weight_decay = None
-    assert optimizers.names_without_weight_decay(optimizer) == []
-
-
-@tensorflow
-@pytest.mark.parametrize("legacy", [False, True])
-def test_what_clipnorm_does_can_be_replaced(legacy):
-    import tensorflow as tf
-    import tf_keras
-
-    from psrun.tf_internals import optimizers
-
-    kinds = tf_keras.optimizers.legacy if legacy else tf_keras.optimizers
-    optimizer, variables, seen = kinds.SGD(1.0, clipnorm=0.5), [tf.Variable(5.0), tf.Variable(7.0)], []
-
-    def clip(gradients, of, clipnorm):
-        seen.extend(of)
-        assert clipnorm == 0.5
-        return [2 * gradient for gradient in gradients]
-
-    optimizers.replace_clipnorm(optimizer, clip)
-    optimizer.apply_gradients([(None, variables[0]), (tf.constant(3.0), variables[1])])
-    assert [each.numpy() for each in variables] == [5, 1]
-    assert len(seen) == 1
-    assert seen[0] is variables[1]
-
-
-@tensorflow
-def test_a_gradient_can_be_recorded_that_no_operation_has():
-    import tensorflow as tf
-
-    from psrun.tf_internals import tracing
-
-    variable = tf.Variable(3.0)
-    with tf.GradientTape() as tape:
-        tracing.variable_accessed(variable)
-        with tracing.stop_recording():
-            value = variable * 2.0
-        tracing.record_operation("Own", [value], [variable.handle], lambda gradient: [gradient * 7.0])
-    assert tape.watched_variables() == (variable,)
-    assert float(tape.gradient(value, variable)) == 7.0
-
-
-@tensorflow
 def test_the_graphs_of_functions_and_of_branches_are_reported_apart():
     import tensorflow as tf
 
@@ -360,16 +228,6 @@ def test_the_graphs_of_functions_and_of_branches_are_reported_apart():
     assert isinstance(graphs[0], tracing.ControlFlowFuncGraph)
     assert graphs[0].outer_graph is outer[0]
     assert {inner.name for _, inner in graphs[0].captures} <= {each.name for each in graphs[0].inputs}
-
-
-@tensorflow
-def test_a_function_that_is_not_inlined_carries_the_attribute():
-    import tensorflow as tf
-
-    from psrun.tf_internals import tracing
-
-    concrete = tracing.not_inlined(lambda x: x + 1).get_concrete_function(tf.TensorSpec([]))
-    assert concrete.function_def.attr["_noinline"].b
 
 
 # cluster
@@ -413,48 +271,6 @@ def test_branches_of_a_step_look_up_in_tables(cluster_spec):
     assert int(total) == 4
     step()  # in the process of the coordinator, with its own copy
     assert int(total) == 8
-
-
-@inprocess
-def test_a_strategy_takes_its_next_server_from_the_count_that_is_set(cluster_spec):
-    import tensorflow as tf
-
-    from psrun.cluster import placement
-    from psrun.tf_internals import cluster
-
-    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(cluster_spec[1], rpc_layer="grpc")
-    strategy = cluster.strategy_with_replicas(
-        lambda: tf.distribute.ParameterServerStrategy(resolver), lambda: ("/device:CPU:0",)
-    )
-    creation, created = cluster.VariableCreation(strategy), []
-    assert (creation.num_ps, creation.partitioner) == (2, None)
-
-    def create(next_creator, **kwargs):
-        creation.set_next_server(1)
-        created.append(creation.create(next_creator, **kwargs))
-        return created[-1]
-
-    creation.replace(create)
-    with strategy.scope():
-        variables = [tf.Variable(1.0), tf.Variable(2.0)]
-    assert [placement.task_of(each.device) for each in variables] == ["ps-1", "ps-1"]
-    assert len(created) == 2
-
-
-@inprocess
-def test_the_end_of_a_closure_is_notified(cluster_spec):
-    import tensorflow as tf
-
-    from psrun.cluster import strategy
-    from psrun.config import choices
-    from psrun.tf_internals.closure_queue import ClosureQueue, has_ended
-
-    coordinator = strategy.parameter_servers(cluster_spec[1], choices.NoPartitioner("none")).coordinator
-    ends = ClosureQueue.of(coordinator).ended
-    scheduled = coordinator.schedule(tf.function(lambda: tf.constant(3)).get_concrete_function())
-    with ends:
-        assert ends.wait_for(lambda: has_ended(scheduled), timeout=60.0)
-    assert scheduled.fetch() == 3
 
 
 @pytest.mark.tensorflow
@@ -653,20 +469,6 @@ def test_a_save_holds_the_lock_while_it_looks_for_what_to_save(tmp_path):
     assert ("savedmodel", True) in held
     assert all(locked == (save_type == "savedmodel") for save_type, locked in held)
     assert not lock.locked()
-
-
-@tensorflow
-def test_layers_within_models_and_the_kind_of_a_network_are_known():
-    import tf_keras
-
-    from psrun.tf_internals import keras
-
-    inner = tf_keras.Sequential([tf_keras.layers.Dense(1, name="within")])
-    network = tf_keras.Sequential([inner])
-    assert not keras.is_functional(network)
-    network.build([None, 2])
-    assert "within" in [layer.name for layer in keras.layers_within(network)]
-    assert keras.is_functional(tf_keras.Sequential([tf_keras.layers.Dense(1, input_shape=[2])]))
 
 
 @tensorflow

@@ -147,14 +147,6 @@ def rooted(source: Ids) -> tf_keras.Model:
     return tf_keras.Model({"ids": ids}, tf_keras.layers.Dense(1)(averaged))
 
 
-def towers(source: Ids) -> tf_keras.Model:
-    """The table is in a model within the model."""
-    ids = tf_keras.Input((IDS,), dtype=tf.int64, name="ids")
-    inner = tf_keras.Input((IDS,), dtype=tf.int64)
-    tower = tf_keras.Model(inner, tf_keras.layers.GlobalAveragePooling1D()(layers.Embedding(ROWS, DIM)(inner)))
-    return tf_keras.Model({"ids": ids}, tf_keras.layers.Dense(1)(tower(ids)))
-
-
 def of_one_category(source: Any) -> Model:
     """A prediction from the rows of category C1 of Criteo's layout."""
     preprocessing, num_ids = prepared(source)

@@ -14,6 +14,19 @@ from psrun.data.source import ArraySource, Feature
 
 NUM_ITEMS, MAX_VALUES = 60, 10
 NUM_EVAL = 53  # the last batch of an evaluation is a small one
+MODELS = {
+    "din": ("model=din", "model.history=history", "model.target=item", "model.hidden_units=[8]"),
+    "dlrm": ("model=dlrm", "model.embedding_dim=4"),
+    "wide_deep": ("model=wide_deep", "model.embedding_dim=4"),
+    "two_tower": ("model=two_tower", "model.query_features=[history,words]", "model.hidden_units=[8,4]"),
+}
+
+
+def arguments(model: str, *pieces: str) -> tuple[str, ...]:
+    """The arguments of a run of a model on `Clicks`."""
+    own = ("data=regression", "~data.num_train_examples", "~data.num_eval_examples", "~data.noise",
+           "~data.num_features", "data._target_=list_models.Clicks", "data.global_batch_size=16")  # fmt: skip
+    return (*MODELS[model], *own, *pieces)
 
 
 class Clicks(ArraySource):

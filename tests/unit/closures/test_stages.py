@@ -1,22 +1,16 @@
-"""Stages wrap a step in one order; a consistency mode of the user's adds one from outside the package."""
+"""Stages wrap a step in one order."""
 
 from __future__ import annotations
 
 import contextlib
-import re
-import sys
 from typing import Any
 
-import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
-from support import REPOSITORY, variables
 
 from psrun.closures.stage import Stage
 from psrun.closures.stages import ORDER, Stages
-
-SHORT = ("model=dense", "optimizer=sgd", "trainer.epochs=1", "trainer.steps_per_epoch=3", "evaluation=none")
 
 
 class Named(Stage):
@@ -92,32 +86,3 @@ def test_the_order_of_stages_is_that_of_the_list_not_of_the_caller():
     kinds = [kind for kind in ORDER if kind is not Stage]
     made = [object.__new__(kind) for kind in reversed(kinds)]
     assert [type(each) for each in Stages(None, made)._stages] == kinds
-
-
-@pytest.fixture
-def project(tmp_path, monkeypatch):
-    """The mode of the guide, in a user's project."""
-    page = (REPOSITORY / "docs/guides/consistency.md").read_text(encoding="utf-8")
-    files = dict(re.findall(r"^```\w+\n# (\S+)\n(.*?)^```", page, flags=re.DOTALL | re.MULTILINE))
-    assert len(files) == 3
-    for name, text in files.items():
-        path = tmp_path / "project" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    monkeypatch.syspath_prepend(tmp_path / "project")
-    yield f"hydra.searchpath=[file://{tmp_path}/project/myconf]", "consistency=damped"
-    for name in [name for name in sys.modules if name.startswith("damped")]:
-        del sys.modules[name]
-
-
-@pytest.mark.inprocess
-def test_a_consistency_mode_from_outside_the_package_trains(train, project):
-    """Half of each gradient is half of the learning rate, for SGD."""
-    rate = "optimizer.learning_rate"
-    result, folder = train(*SHORT, *project, f"{rate}=0.2", num_workers=1)
-    assert (result["consistency"]["mode"], result["consistency"]["factor"]) == ("damped", 0.5)
-    _, expected = train(*SHORT, f"{rate}=0.1", num_workers=1)
-    held = variables(folder)
-    for name, value in variables(expected).items():
-        if np.size(value) > 1:
-            np.testing.assert_allclose(held[name], value, rtol=1e-5, atol=1e-7, err_msg=name)

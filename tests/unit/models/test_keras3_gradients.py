@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
@@ -43,3 +44,20 @@ def test_only_keras3_alone_takes_other_steps_for_ids_that_repeat(name: str, dens
     assert 1 - alone.trainable_variables[0].numpy()[1] == pytest.approx(keras3, rel=1e-4), (
         "Keras 3 takes another step than the guide says: change 'Not as in fit of Keras 3' in docs/guides/keras3.md"
     )
+
+
+def test_the_dropouts_of_a_step_drop_different_values() -> None:
+    """Workers share no state of random numbers: each operation has a seed of its own."""
+    import keras
+
+    from psrun.program.keras3_models import returned_model
+
+    def model() -> keras.Model:
+        inputs = keras.Input((200,))
+        return keras.Model(inputs, [keras.layers.Dropout(0.5)(inputs), keras.layers.Dropout(0.5)(inputs)])
+
+    network = returned_model(lambda: keras, model, seed=1).network
+    step = tf.function(lambda: network(tf.ones([1, 200]), training=True))
+    first, second = (np.stack(step()) for _ in range(2))
+    assert np.any(first[0] != first[1])
+    assert np.any(first != second)

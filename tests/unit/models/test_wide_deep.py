@@ -65,7 +65,7 @@ def test_a_network_without_boundaries_has_no_encoding() -> None:
 
 @pytest.mark.parametrize(
     "names",
-    [("prediction", "prediction_"), ("age", "age_scaled"), ("dense", "rescaling"), ("standardized_prediction",)],
+    [("prediction", "prediction_", "dense", "rescaling"), ("age", "age_scaled", "standardized_prediction")],
 )
 def test_features_may_have_the_names_that_layers_could_have(names: tuple[str, ...]) -> None:
     wide_deep(source(dict.fromkeys(names, AGE), "regression", label_mean=3.0, label_deviation=2.0))
@@ -138,20 +138,7 @@ def test_automatic_widths_by_feature() -> None:
     assert [shape for _, shape in sorted(shapes.items())] == [(3, 4), (3, 3), (100, 16)]
 
 
-@pytest.mark.parametrize(
-    ("embedding_dim", "message"),
-    [
-        (0, "gives city the width 0"),
-        ("wide", "gives city the width wide"),
-        ({"street": "auto"}, "names 'street', which has no ids"),
-        ({"default": "auto", "city": -1}, "gives city the width -1"),
-    ],
-)
-def test_widths_that_cannot_be(embedding_dim: int | str | dict[str, int | str], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        wide_deep(source({"city": CITY}), embedding_dim=embedding_dim)
-
-
+@pytest.mark.thorough
 def test_an_export_predicts_for_raw_features(tmp_path) -> None:  # type: ignore[no-untyped-def]
     made = wide_deep(source({"age": AGE, "city": CITY}, "regression", label_mean=5.0, label_deviation=2.0))
     inputs = {"age": tf_keras.Input([1], name="age"), "city": tf_keras.Input([1], dtype=tf.string, name="city")}

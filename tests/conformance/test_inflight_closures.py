@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 
@@ -83,12 +84,14 @@ def test_no_round_starts_before_those_that_it_has_to_wait_for(cluster, blocking,
     function, release = blocking
     in_flight, scheduled = InFlightClosures(cluster, max_delay=max_delay), []
 
-    def released():
+    def release_when_scheduled():
+        while len(scheduled) <= max_delay:
+            time.sleep(0.01)
         num_scheduled.append(len(scheduled))
         release()
 
     num_scheduled = []
-    threading.Timer(0.5, released).start()
+    threading.Thread(target=release_when_scheduled).start()
     for number in range(20):
         scheduled.append(cluster.coordinator.schedule(function, args=(tf.constant(number, tf.int64),)))
         in_flight.add(scheduled[-1])

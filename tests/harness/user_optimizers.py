@@ -1,0 +1,63 @@
+"""Optimizers as people write them, and functions that return one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+import tf_keras
+
+
+class Lamb(tf_keras.optimizers.SGD):
+    """The length of a step depends on the norm of the whole variable."""
+
+    def update_step(self, gradient: Any, variable: Any) -> None:
+        gradient = tf.convert_to_tensor(gradient)
+        trust = tf.norm(variable) / (tf.norm(gradient) + 1e-6)
+        variable.assign_sub(self.learning_rate * trust * gradient)
+
+
+class ByRow(tf_keras.optimizers.Adam):
+    """Steps by row."""
+
+
+class Noisy(tf_keras.optimizers.SGD):
+    def update_step(self, gradient: Any, variable: Any) -> None:
+        super().update_step(tf.convert_to_tensor(gradient) + tf.random.normal(variable.shape), variable)
+
+
+class Choosy(tf_keras.optimizers.SGD):
+    def build(self, var_list: Any) -> None:
+        if not any("prediction" in variable.name for variable in var_list):
+            raise KeyError("prediction")
+        super().build(var_list)
+
+
+def with_averages(learning_rate: float) -> Any:
+    return tf_keras.optimizers.Adam(learning_rate, use_ema=True)
+
+
+def centralized(learning_rate: float) -> Any:
+    """The mean of a gradient over the rows is taken away."""
+
+    def without_mean(pairs: Any) -> Any:
+        return [(each - tf.reduce_mean(tf.convert_to_tensor(each), 0), variable) for each, variable in pairs]
+
+    return tf_keras.optimizers.legacy.SGD(learning_rate, gradient_transformers=[without_mean])
+
+
+def nothing(learning_rate: float) -> None:
+    """A function that forgot to return its optimizer."""
+
+
+def scaled_nadam() -> Any:
+    return tf_keras.mixed_precision.LossScaleOptimizer(tf_keras.optimizers.Nadam())
+
+
+def network(source: Any, *, kind: str) -> Any:
+    """A model with a second optimizer."""
+    made = {"Adafactor": tf_keras.optimizers.Adafactor, "Averaged": lambda: with_averages(0.1)}
+    model = tf_keras.Sequential([tf_keras.Input((10,)), tf_keras.layers.Dense(4, name="dense")])
+    model.add(tf_keras.layers.Dense(1, name="prediction"))
+    model.second = made[kind]()
+    return model
