@@ -26,7 +26,8 @@ CONFIGURED = {
     "stopping-without-mode": ["early_stopping.metric=val_loss"],
     "rate-that-does-not-fall": ["reduce_lr.factor=1"],
     "stopping-by-each-process": [
-        "early_stopping.metric=loss", "early_stopping.mode=min", "cluster=multi_worker_mirrored", "trainer=fit", "evaluation=validation",
+        "early_stopping.metric=loss", "early_stopping.mode=min", "cluster=multi_worker_mirrored", "trainer=fit",
+        "evaluation=validation",
     ],
     "keras-stopping-by-sidecar": ["trainer=fit", "cluster=local", "evaluation=sidecar", KERAS_STOPS],
     "own_loop-without-target": ["trainer=own_loop"],
