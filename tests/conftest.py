@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import gc
 import io
-import itertools
 import json
 import os
 import shutil
@@ -175,13 +174,9 @@ def replicated_spec():
     return inprocess.start(num_workers=1, num_ps=2, num_replicas=3)
 
 
-@pytest.fixture
-def train(cluster_spec, images, tmp_path, request):
-    """Trains in this process as the coordinator does; returns run.json and the run folder.
-
-    Args:
-      into: the folder of a run that is to go on; None for a new one.
-    """
+@pytest.fixture(scope="session")
+def trainings(cluster_spec, images, request):
+    """Makes what `train` is, for runs in a given folder: for fixtures whose training several tests share."""
     import tf_keras
 
     from psrun.cluster import strategy
@@ -192,15 +187,15 @@ def train(cluster_spec, images, tmp_path, request):
     from psrun.roles import coordinator
     from psrun.roles.task_context import TaskContext
 
-    count = itertools.count()
-
-    def run(*overrides: str, num_workers: int = 2, into: RunFolder | None = None) -> tuple[dict[str, Any], RunFolder]:
+    def run(
+        path: Path, *overrides: str, num_workers: int = 2, into: RunFolder | None = None
+    ) -> tuple[dict[str, Any], RunFolder]:
         pieces = dict(override.partition("=")[::2] for override in overrides)
         model = pieces.get("model", "embedding")
         own = any(override.startswith(("data._target_=", "experiment=")) for override in overrides)
         small = [] if own else [*MODELS[model], *([f"data.path={images}"] if model == "cnn" else [])]
         config = run_config(*TRAINING, *small, *overrides)
-        folder = into or RunFolder.create(tmp_path / f"run{next(count)}", raw={})
+        folder = into or RunFolder.create(path / f"run{len(list(path.glob('run*')))}", raw={})
 
         def connect(cluster, partitioner, topology):
             if not config.cluster.has_parameter_servers:
@@ -214,7 +209,17 @@ def train(cluster_spec, images, tmp_path, request):
         coordinator.run(config, TaskContext(folder, console, time.time(), connect=connect), Stop())
         return json.loads((folder.path / "run.json").read_text()), folder
 
-    return run
+    return lambda path: functools.partial(run, path)
+
+
+@pytest.fixture
+def train(trainings, tmp_path):
+    """Trains in this process as the coordinator does; returns run.json and the run folder.
+
+    Args:
+      into: the folder of a run that is to go on; None for a new one.
+    """
+    return trainings(tmp_path)
 
 
 @pytest.fixture

@@ -21,12 +21,9 @@ def events(folder, kind):
 @pytest.mark.parametrize(
     ("cluster", "dies", "save_freq", "restored"),
     [
-        pytest.param("inprocess", "after", "epoch", STEPS, id="at the end of an epoch", marks=pytest.mark.thorough),
         pytest.param("inprocess", "before", "epoch", STEPS, id="within an epoch"),
-        pytest.param("none", "before", "epoch", STEPS, id="one process", marks=pytest.mark.thorough),
-        pytest.param(
-            "none", "before", "5", 2 * STEPS - 4, id="one process, backup within an epoch", marks=pytest.mark.thorough
-        ),
+        pytest.param("none", "after", "epoch", STEPS, id="at the end of an epoch"),
+        pytest.param("none", "before", "5", 2 * STEPS - 4, id="one process, backup within an epoch"),
     ],
 )
 def test_a_restarted_fit_resumes_where_its_backup_is(train, tmp_path, cluster, dies, save_freq, restored):

@@ -110,9 +110,8 @@ def test_no_bound_is_broken_in_ten_thousand_updates_with_a_slow_worker(three_wor
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("trainer", ["custom_loop", "fit"])
-def test_workers_of_ssp_are_never_too_far_apart(train, trainer):
-    result, _ = train(*SMALL, f"trainer={trainer}", "consistency=ssp", "consistency.staleness=1",
+def test_workers_of_ssp_are_never_too_far_apart(train):
+    result, _ = train(*SMALL, "trainer=custom_loop", "consistency=ssp", "consistency.staleness=1",
                       "cluster.slow_workers={0: 0.05}", "data.visitation=once", "data.audit=true")  # fmt: skip
     assert result["steps"]["applied"] == 40
     assert result["consistency"]["staleness"] == 1
@@ -127,9 +126,6 @@ LARGE_BATCH = [  # initial values by seed depend on the shards
 EQUAL = [
     ("custom_loop", "optimizer=sparse_adagrad", ["partitioner=fixed_shards", "data.audit=true"]),
     ("fit", "optimizer=sgd", ["optimizer.learning_rate=0.1", "+optimizer.global_clipnorm=0.05"]),
-    ("fit", "optimizer=adagrad", ["partitioner=fixed_shards"]),
-    ("custom_loop", "optimizer=lazy_adam", ["partitioner=fixed_shards"]),
-    ("custom_loop", "optimizer=sparse_sgd", []),
 ]
 
 

@@ -1,4 +1,4 @@
-"""Predictions of workers: each example once, in the order of the source, whatever the cluster."""
+"""Predictions: each row of the input once and in order, on workers and in one process."""
 
 from __future__ import annotations
 
@@ -11,9 +11,13 @@ from sample_weights import NUM_EVAL, own_data
 from support import run_config
 
 from psrun.errors import ConfigError, DataError
+from psrun.results.run_folder import RunFolder
+
+NUM_ROWS = 40
+PROBLEMS = {7: "eval.csv, row 8: price is 'x'", 31: "eval.csv, row 32: 3 fields"}
 
 
-def counted(num_examples: int, data: str = "Numbered") -> list[str]:
+def counted(data: str, num_examples: int = NUM_ROWS) -> list[str]:
     return [
         "model=dense", "~model.hidden_units", "model._target_=example_ids.model", f"data._target_=example_ids.{data}",
         "~data.num_train_examples", "~data.noise", "~data.num_features", f"data.num_eval_examples={num_examples}",
@@ -27,38 +31,71 @@ def rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+@pytest.fixture(scope="module")
+def trained(trainings, tmp_path_factory) -> RunFolder:
+    """A run on examples that have their number as label; its predictions may be of any such source."""
+    _, folder = trainings(tmp_path_factory.mktemp("trained"))(*counted("Numbered"), "cluster=none")
+    return folder
+
+
 @pytest.mark.inprocess
-@pytest.mark.parametrize(
-    ("num_examples", "data"),
-    [
-        (100, "Numbered"),
-        pytest.param(100, "AsOthersHaveIt", marks=pytest.mark.thorough),
-        pytest.param(1, "Numbered", marks=pytest.mark.thorough),
-    ],
-)
-def test_workers_predict_each_example_once_and_in_order(train, predict, num_examples, data):
-    pieces = counted(num_examples, data)
-    _, folder = train(*pieces)
-    before = {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
-    here, there = folder.path / "here.csv", folder.path / "predictions" / "5.csv"
-    assert f"{num_examples} predictions of step 5 in {there}" in predict(folder, *pieces)
-    predict(folder, *pieces, "cluster=none", f"predict.path={here}")
-    assert [row["label"] for row in rows(there)] == [str(number) for number in range(num_examples)]
-    assert [float(row["prediction"]) for row in rows(there)] == pytest.approx(
-        [float(row["prediction"]) for row in rows(here)], rel=1e-5
-    )
+def test_every_row_of_the_input_has_one_in_the_output(trained, predict):
+    """Also one that is malformed, with the columns to keep; on workers in shards, and in one process."""
+    before = {path: path.read_bytes() for path in trained.path.rglob("*") if path.is_file()}
+    here, there = trained.path / "here.csv", trained.path / "predictions" / "5.csv"
+    given = [*counted("InRows"), "predict.keep=[id,name]"]
+    printed = predict(trained, *given)
+    predict(trained, *given, "cluster=none", f"predict.path={here}")
     assert {path: path.read_bytes() for path in before} == before
+    for path in (here, there):
+        read = rows(path)
+        assert list(read[0]) == ["id", "name", "label", "prediction", "problem"]
+        assert [row["id"] for row in read] == [f"{number:03}" for number in range(NUM_ROWS)]
+        assert [row["label"] for row in read] == ["" if n in PROBLEMS else str(n) for n in range(NUM_ROWS)]
+        assert {number: row["problem"] for number, row in enumerate(read) if row["problem"]} == PROBLEMS
+        assert [number for number, row in enumerate(read) if not row["prediction"]] == list(PROBLEMS)
+    alone, on_workers = ([float(row["prediction"] or 0) for row in rows(path)] for path in (here, there))
+    assert on_workers == pytest.approx(alone, rel=1e-5)
+    assert PROBLEMS[7] in printed
+    assert f"{NUM_ROWS} predictions of step 5 in {there}" in printed
 
 
-@pytest.mark.inprocess
-def test_a_source_that_miscounts_its_examples_is_reported_and_nothing_is_written(train, predict):
-    pieces = counted(24, "AsOthersHaveIt")
-    _, folder = train(*pieces)
-    with pytest.raises(DataError, match=r"predicted 27 examples, but the data source reports 24"):
-        predict(folder, *pieces, "+data.endless=true")
-    assert list((folder.path / "predictions").iterdir()) == []
+@pytest.mark.tensorflow
+def test_rows_without_labels_are_predicted(trained, predict):
+    path = trained.path / "unlabeled.csv"
+    predict(trained, *counted("InRows"), "+data.labeled=false", "cluster=none", f"predict.path={path}")
+    assert list(rows(path)[0]) == ["prediction", "problem"]
+    assert len(rows(path)) == NUM_ROWS
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize(("num_examples", "data"), [(100, "AsOthersHaveIt"), (1, "Numbered")])
+def test_workers_predict_each_example_of_any_source_once_and_in_order(trained, predict, num_examples, data, tmp_path):
+    predict(trained, *counted(data, num_examples), f"predict.path={tmp_path}/p.csv")
+    assert [row["label"] for row in rows(tmp_path / "p.csv")] == [str(number) for number in range(num_examples)]
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize(
+    ("pieces", "error", "key"),
+    [
+        ([*counted("InRows"), "predict.keep=[nam]"], ConfigError, "predict.keep"),
+        ([*counted("InRows"), "predict.keep=[prediction]"], ConfigError, "predict.keep"),
+        ([*counted("Numbered"), "predict.keep=[id]"], ConfigError, "predict.keep"),
+        ([*counted("InRows"), "predict.keep=[id]", "+data.kept_rows=39"], DataError, "fewer rows"),
+        ([*counted("AsOthersHaveIt", 24), "+data.endless=true"], DataError, "num_eval_examples"),
+    ],
+    ids=["no-such-column", "name-of-the-prediction", "no-columns", "rows-lost-meanwhile", "miscounted"],
+)
+def test_what_cannot_be_predicted_is_reported_and_nothing_is_written(
+    trained, predict, tmp_path, pieces, error, key
+):  # fmt: skip
+    with pytest.raises(error, match=key):
+        predict(trained, *pieces, "cluster=none", f"predict.path={tmp_path}/p.csv")
+    assert not (tmp_path / "p.csv").exists()
+
+
+@pytest.mark.thorough
 @pytest.mark.inprocess
 def test_each_output_of_a_model_has_a_column(train, predict):
     losses = "model.loss={click: binary_crossentropy, price: mse}"
@@ -75,60 +112,6 @@ def test_each_output_of_a_model_has_a_column(train, predict):
     assert {row["label_click"] for row in there} == {"0", "1"}
 
 
-PROBLEMS = {7: "eval.csv, row 8: price is 'x'", 31: "eval.csv, row 32: 3 fields"}
-
-
-@pytest.mark.inprocess
-@pytest.mark.parametrize("labeled", [True, False])
-def test_every_row_of_the_input_has_one_in_the_output(train, predict, labeled):
-    """Also one that is malformed; on workers in shards, and in one process."""
-    pieces = counted(40, "InRows")
-    _, folder = train(*pieces)
-    keep = ["predict.keep=[id,name]", f"+data.labeled={labeled}"]
-    here, there = folder.path / "here.csv", folder.path / "predictions" / "5.csv"
-    printed = predict(folder, *pieces, *keep)
-    predict(folder, *pieces, *keep, "cluster=none", f"predict.path={here}")
-    expected = ["id", "name", *(["label"] if labeled else []), "prediction", "problem"]
-    for path in (here, there):
-        read = rows(path)
-        assert list(read[0]) == expected
-        assert [row["id"] for row in read] == [f"{number:03}" for number in range(40)]
-        assert {number: row["problem"] for number, row in enumerate(read) if row["problem"]} == PROBLEMS
-        assert [number for number, row in enumerate(read) if not row["prediction"]] == list(PROBLEMS)
-        if labeled:
-            assert all(row["label"] in (str(number), "") for number, row in enumerate(read))
-    assert "2 of 40 rows are malformed and have no prediction; the column problem has the reasons" in printed
-    assert "eval.csv, row 8: price is 'x'" in printed
-    assert "40 predictions of step 5" in printed
-
-
-@pytest.mark.inprocess
-@pytest.mark.parametrize(
-    ("data", "keep", "message"),
-    [
-        ("InRows", "[nam]", r"predict.keep: names 'nam', which is no column of the files. Did you mean 'name'\?"),
-        ("InRows", "[prediction]", r"predict.keep: names 'prediction', but a column of the output has that name"),
-        ("Numbered", "[id]", r"predict.keep: requires data in files with columns, such as data=table; set it to \[\]"),
-    ],
-)
-def test_columns_that_cannot_be_kept_are_reported(train, predict, data, keep, message):
-    pieces = counted(40, data)
-    _, folder = train(*pieces)
-    for cluster in ("none", "inprocess"):
-        with pytest.raises(ConfigError, match=message):
-            predict(folder, *pieces, f"predict.keep={keep}", f"cluster={cluster}")
-    assert not (folder.path / "predictions").exists() or not list((folder.path / "predictions").iterdir())
-
-
-@pytest.mark.inprocess
-def test_files_that_lost_rows_meanwhile_are_reported(train, predict):
-    pieces = counted(40, "InRows")
-    _, folder = train(*pieces)
-    with pytest.raises(DataError, match=r"have fewer rows than were predicted: did they change meanwhile\?"):
-        predict(folder, *pieces, "predict.keep=[id]", "+data.kept_rows=39", "cluster=none")
-    assert list((folder.path / "predictions").iterdir()) == []
-
-
 @pytest.mark.parametrize(
     ("keys", "file_format"),
     [
@@ -138,25 +121,6 @@ def test_files_that_lost_rows_meanwhile_are_reported(train, predict):
 )  # fmt: skip
 def test_the_format_follows_from_the_extension(keys, file_format):
     assert run_config(*keys).predict.file_format == file_format
-
-
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        (
-            "predict.path=p.tsv",
-            "predict.format: is required: predict.path=p.tsv has none of the extensions .csv, .parqu",
-        ),
-        ("predict.path=p.csv.gz", "predict.format: is required"),
-        ("predict.format=xml", "predict.format: is 'xml', must be one of csv, parquet, tfrecord"),
-        ("predict.keep=id", "predict.keep: is 'id', must be a list of texts"),
-        ("predict.keep=[a,b,a]", "predict.keep: names 'a' more than once"),
-    ],
-)
-def test_keys_of_predictions_that_cannot_be_are_refused(keys, message):
-    with pytest.raises(ConfigError) as raised:
-        run_config(keys)
-    assert message in str(raised.value)
 
 
 @pytest.mark.thorough

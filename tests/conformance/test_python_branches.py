@@ -17,21 +17,16 @@ SOURCE, STREAM, BRANCHING = (f"data._target_=python_branches.{name}" for name in
     "pieces",
     [
         ("cluster=inprocess", SOURCE, "evaluation=exact"),
-        ("cluster=inprocess", BRANCHING, "evaluation=distributed"),
-        ("cluster=inprocess", STREAM, "+model.own_step=true", "evaluation=direct"),
-        ("cluster=none", SOURCE, "trainer=fit", "+model.own_step=true"),
+        ("cluster=none", STREAM, "trainer=fit", "+model.own_step=true"),
         *(
             pytest.param(pieces, marks=pytest.mark.thorough)
             for pieces in [
-                ("cluster=inprocess", STREAM, "evaluation=distributed"),
-                ("cluster=inprocess", BRANCHING, "evaluation=exact"),
-                ("cluster=inprocess", SOURCE, "data.visitation=once", "+model.own_step=true"),
+                ("cluster=inprocess", BRANCHING, "evaluation=distributed"),
                 ("cluster=inprocess", STREAM, "trainer=fit", "+model.own_step=true", "evaluation=exact"),
+                ("cluster=inprocess", SOURCE, "data.visitation=once", "+model.own_step=true"),
                 ("cluster=inprocess", SOURCE, "trainer=own_loop", "trainer._target_=python_branches.loop"),
                 ("cluster=inprocess", "cluster.replicas_per_worker=3", STREAM, "+model.own_step=true"),
-                ("cluster=none", STREAM, "+model.own_step=true"),
                 ("cluster=none", SOURCE, "consistency=simulated", "+model.own_step=true"),
-                ("cluster=mirrored", STREAM, "trainer=fit"),
             ]
         ),
     ],

@@ -35,17 +35,6 @@ def test_a_rate_is_scaled_by_a_factor_or_its_root():
     assert rates({"_target_": "Scaled", "learning_rate": 0.1, "factor": 4}, 0) == pytest.approx([0.4])
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [({"rule": "cubic"}, "rule is 'cubic'"), ({"factor": 0}, "factor is 0"), ({"steps": -1}, "steps is -1")],
-)
-def test_a_schedule_that_cannot_be_is_an_error(options, message):
-    from psrun.optimizers.schedules import Scaled
-
-    with pytest.raises(ValueError, match=message):
-        Scaled(**{"learning_rate": 0.1, "factor": 2, **options})
-
-
 def test_a_schedule_is_configured_by_name():
     rate = "{_target_: psrun.optimizers.schedules.Scaled, learning_rate: 0.05, factor: ${cluster.num_workers}}"
     config = run_config("optimizer=sparse_adagrad", f"optimizer.learning_rate={rate}", "cluster.num_workers=4")

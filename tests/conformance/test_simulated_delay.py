@@ -7,10 +7,9 @@ import json
 import delayed
 import numpy as np
 import pytest
-from support import STEPS, raw_config, variables
+from support import STEPS, variables
 
-from psrun.config import delays, parse
-from psrun.errors import ConfigError
+from psrun.config import delays
 from psrun.results.run_folder import RunFolder
 from psrun.results.staleness import statistics_by_worker
 
@@ -30,7 +29,6 @@ def weights(folder: RunFolder) -> dict[str, np.ndarray]:
     [
         ("custom_loop", "wide_deep", "lazy_adam"),
         ("fit", "dense", "adam"),
-        ("fit", "embedding", "sparse_adagrad"),
     ],
 )
 def test_without_delay_all_bits_are_those_of_plain_training(train, trainer, model, optimizer):
@@ -50,7 +48,6 @@ def test_without_delay_all_bits_are_those_of_plain_training(train, trainer, mode
     [
         ("custom_loop", (), {}),
         ("fit", AWARE, {"divides": True, "compensation": 0.5}),
-        pytest.param("fit", (), {}, marks=pytest.mark.thorough),
     ],
 )
 def test_a_constant_delay_is_delayed_gradient_descent(train, trainer, options, formula):
@@ -95,27 +92,3 @@ def test_probabilities_have_the_configured_mean():
     assert sum(delay * share for delay, share in enumerate(geometric)) == pytest.approx(4, rel=0.02)
     assert geometric[1] / geometric[0] == pytest.approx(0.8)
     assert delays.probabilities("geometric", 0, None) == [1]
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (("cluster=inprocess",), "consistency: 'simulated' trains in one process; got cluster=inprocess"),
-        (("trainer=own_loop", "trainer._target_=user_code.plain"), "trainer: steps of 'own_loop' cannot be delayed"),
-        (("consistency.mean=-1",), "consistency.mean: is -1"),
-        (("consistency.mean=1.5",), "consistency.mean: is 1.5, must be an integer with consistency.delay=constant"),
-        (("consistency.mean=null",), "consistency.mean: is required with consistency.delay=constant"),
-        (("consistency.delay=normal",), "consistency.delay: is 'normal', must be one of constant, uniform, geometric"),
-        (("consistency.run=x",), "consistency.run: has no effect with consistency.delay=constant; set it to null"),
-        (("consistency.delay=recorded",), "consistency.mean: has no effect with consistency.delay=recorded"),
-        (("consistency.delay=recorded", "consistency.run=FOLDER/none"), "none cannot be read: No such file"),
-        (("consistency.delay=recorded", "consistency.run=FOLDER/text"), "text is not JSON"),
-        (("consistency.delay=recorded", "consistency.run=FOLDER"), "run.json has no histogram at staleness.histogram"),
-    ],
-)
-def test_a_delay_that_cannot_be_is_an_error_before_training(tmp_path, overrides, message):
-    (tmp_path / "text").write_text("mean: 3")
-    (tmp_path / "run.json").write_text('{"staleness": {"mean": 3}}')
-    with pytest.raises(ConfigError) as error:
-        parse.load(raw_config(*LATE, *(override.replace("FOLDER", str(tmp_path)) for override in overrides)))
-    assert message in str(error.value).replace(str(tmp_path) + "/", "")

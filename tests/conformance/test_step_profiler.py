@@ -50,9 +50,7 @@ LATE = ("trainer.prefetch_rows=true", "trainer.dense_sync_every=2")
     ("model", "more"),
     [
         ("slow_branch", ()),
-        ("slow_function", ()),
         ("slow_step", ()),
-        ("slow_rows", ("optimizer=sgd",)),
         ("slow_rows", LATE),
     ],
 )
@@ -70,6 +68,7 @@ def test_computing_is_found_wherever_it_is(train, monkeypatch, model, more):
     assert longest(result["step_time"]) == "compute", result["step_time"]
 
 
+@pytest.mark.thorough
 def test_the_time_of_the_first_batch_counts_as_time_to_the_first_step(train, monkeypatch):
     from psrun.closures import step_profiler
 
@@ -89,8 +88,3 @@ def test_the_bottleneck_is_the_longest_stage():
     measured = step_time([10, 0.5, 0.1, 0.2], 0.1)
     assert measured is not None
     assert (measured.input_s, measured.bottleneck) == (0.05, "input")
-
-
-def test_without_parameter_servers_nothing_is_reported(train):
-    result, _ = train("cluster=none", "trainer.epochs=1", "evaluation=none", "checkpoint=none")
-    assert result["step_time"] is None

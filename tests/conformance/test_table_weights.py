@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import io
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from sample_weights import NUM_EVAL, NUM_TRAIN, one_output
 from support import run_config
 
 from psrun.config.topology import Task
-from psrun.errors import ConfigError, DataError
+from psrun.errors import DataError
 from psrun.results.console import ConsoleSink
 from psrun.results.run_folder import RunFolder
 
@@ -67,15 +68,7 @@ def text(path: Path, *weights: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    "ending",
-    [
-        "csv",
-        pytest.param("npz", marks=pytest.mark.thorough),
-        pytest.param("tfrecord", marks=pytest.mark.thorough),
-        pytest.param("parquet", marks=pytest.mark.thorough),
-    ],
-)
+@pytest.mark.parametrize("ending", ["csv", "npz", "tfrecord", "parquet"])
 def test_weights_are_read_with_the_examples_and_are_no_feature(tmp_path, ending):
     path = write(tmp_path / f"rows.{ending}", ROWS)
     evaluated = write(tmp_path / f"eval.{ending}", ROWS)
@@ -91,65 +84,18 @@ def test_weights_are_read_with_the_examples_and_are_no_feature(tmp_path, ending)
     assert dict(zip(features["age"][:, 0].tolist(), weights.tolist())) == dict(zip(ROWS["age"], ROWS["w"]))
 
 
-BAD = [
-    ("-1", "'-1' is negative; a weight must be 0 or more"),
-    ("-1e-50", "'-1e-50' is negative"),
-    ("nan", "'nan' is not a number"),
-    ("inf", "'inf' is too large for a float32, or infinite"),
-    ("", "is empty"),
-    ("much", "'much' is not a number"),
-]
-
-
-@pytest.mark.parametrize(("bad", "message"), BAD)
-def test_a_row_with_a_bad_weight_is_named_or_skipped(tmp_path, bad, message):
-    path = text(tmp_path / "rows.csv", "1", bad, "0")
-    with pytest.raises(DataError, match=rf"rows\.csv, row 3: column w: {message}.*; set data.max_bad_rows="):
-        table(path)
-    source = table(path, max_bad_rows=1)
-    assert (source.num_train_examples, source.facts["num_bad_rows"]) == (2, 1)
-    assert source.facts["mean_weight"] == 0.5
-
-
 @pytest.mark.parametrize(
-    ("ending", "bad", "message"),
-    [
-        ("npz", -1.0, r"-1\.0 is negative"),
-        ("npz", float("nan"), "is NaN"),
-        pytest.param("tfrecord", -2.0, r"-2\.0 is negative", marks=pytest.mark.thorough),
-        pytest.param("tfrecord", float("nan"), "is NaN", marks=pytest.mark.thorough),
-        pytest.param("parquet", None, "is empty", marks=pytest.mark.thorough),
-        pytest.param("parquet", float("nan"), "is NaN", marks=pytest.mark.thorough),
-        pytest.param("parquet", float("inf"), "inf.* is too large", marks=pytest.mark.thorough),
-    ],
+    ("ending", "bad"),
+    [("csv", "-1"), ("npz", -1.0), ("tfrecord", math.nan), ("parquet", math.inf), ("parquet", None)],
 )
-def test_a_bad_number_as_a_weight_is_named(tmp_path, ending, bad, message):
-    path = write(tmp_path / f"rows.{ending}", {**ROWS, "w": [1.0, bad, 2.0, 3.0]})
-    with pytest.raises(DataError, match=rf"rows\.{ending}, row 2: column w: {message}"):
+def test_a_row_with_a_bad_weight_is_named_or_skipped(tmp_path, ending, bad):
+    """`test_messages_training` has the messages."""
+    path = write(tmp_path / f"rows.{ending}", {**ROWS, "w": [1.0, bad, 0.0, 3.0]})
+    with pytest.raises(DataError, match=rf"rows\.{ending}, row {3 if ending == 'csv' else 2}: column w"):
         table(path, features={"age": {}})
-    assert table(path, features={"age": {}}, max_bad_rows=1).num_train_examples == 3
-
-
-def test_a_column_that_cannot_have_the_weights_is_an_error_of_the_configuration(tmp_path):
-    columns = {**ROWS, "word": ["a", "b", "c", "d"], "zero": [0] * 4, "nothing": [""] * 4}
-    path = write(tmp_path / "rows.csv", columns)
-    for options, message in (
-        ({"weight": "wt"}, r"data\.weight: .*rows\.csv has no column 'wt'. Did you mean 'w'"),
-        ({"weight": "ag", "features": {"age": {}}}, r"data\.weight: .*no column 'ag'. Did you mean 'age'"),
-        ({"weight": "label"}, r"data\.weight: 'label' is the label"),
-        ({"weight": "age", "features": {"age": {}}}, r"data\.weight: 'age' is also data\.features\.age"),
-        ({"features": {"w": {"column": "age"}}}, r"data\.weight: 'w' is also data\.features\.w"),
-        ({"weight": "word", "max_bad_rows": 99}, r"data\.weight: column 'word' of .* holds strings, such as 'a'"),
-        ({"weight": "nothing", "max_bad_rows": 99}, r"data\.weight: column 'nothing' has no values"),
-        ({"weight": "zero"}, r"data\.weight: every training example has the weight 0"),
-    ):  # fmt: skip
-        with pytest.raises(ConfigError, match=message):
-            table(path, **options)
-    evaluated = write(tmp_path / "eval.csv", {**columns, "w": [0] * 4})
-    assert "every evaluation example has the weight 0" in table(path, eval_path=str(evaluated)).warnings[0]
-    path = write(tmp_path / "rows.tfrecord", {"age": ROWS["age"], "weight": ROWS["w"], "label": ROWS["label"]})
-    with pytest.raises(ConfigError, match=r"data\.weight: column 'weigth' has no values .*Did you mean 'weight'"):
-        table(path, weight="weigth", features={"age": {}})
+    source = table(path, features={"age": {}}, max_bad_rows=1)
+    assert (source.num_train_examples, source.facts["num_bad_rows"]) == (3, 1)
+    assert source.facts["mean_weight"] == pytest.approx(4 / 3)
 
 
 def test_examples_that_are_only_predicted_need_no_weights(tmp_path):
@@ -157,7 +103,7 @@ def test_examples_that_are_only_predicted_need_no_weights(tmp_path):
     path, cache = write(tmp_path / "rows.csv", ROWS), tmp_path / "cache"
     unweighted = {name: values for name, values in ROWS.items() if name != "w"}
     options = {"cache": str(cache), "eval_path": str(write(tmp_path / "new.csv", unweighted))}
-    with pytest.raises(DataError, match=r"new\.csv differ from those of .*: it lacks 'w'"):
+    with pytest.raises(DataError, match=r"new\.csv"):
         table(path, **options)
     for columns in (unweighted, {**ROWS, "w": [-1, "nan", "", 1]}):
         write(tmp_path / "new.csv", columns)
@@ -165,7 +111,7 @@ def test_examples_that_are_only_predicted_need_no_weights(tmp_path):
         ((features, label),) = source.evaluation(batch_size=9).as_numpy_iterator()
         assert (features.keys(), len(label)) == ({"age"}, 4)
     assert len([*cache.glob("*/prepared.json")]) == 3  # training examples, and two files of new ones
-    with pytest.raises(DataError, match=r"new\.csv, row 2: column w: '-1' is negative"):
+    with pytest.raises(DataError, match=r"new\.csv, row 2: column w"):
         table(path, **options)
 
 
@@ -236,12 +182,10 @@ thorough = pytest.mark.thorough
 @pytest.mark.parametrize(
     "pieces",
     [
-        ("trainer=custom_loop", "evaluation=exact"),
-        pytest.param(("trainer=fit", "evaluation=validation"), marks=thorough),
-        pytest.param(("trainer=custom_loop", "evaluation=distributed"), marks=thorough),
-        pytest.param(("cluster=mirrored", "trainer=custom_loop", "evaluation=direct"), marks=thorough),
+        ("cluster=none", "evaluation=direct"),
         pytest.param(("model.class_weight={0: 1, 1: 5}", "evaluation=exact"), marks=thorough),
-        pytest.param(("data.visitation=every_worker", "evaluation=exact"), marks=thorough),
+        pytest.param(("trainer=fit", "evaluation=validation"), marks=thorough),
+        pytest.param(("data.visitation=every_worker", "evaluation=distributed"), marks=thorough),
     ],
 )
 def test_loss_and_metrics_are_those_of_keras_with_sample_weights(train, files, pieces):

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 import tf_keras
+from oracles import Pattern
 
 from psrun.data.source import ArraySource, Feature
 
@@ -48,7 +49,7 @@ class Weighted(ArraySource):
 
 def _layer(name: str, activation: str | None, l2: float = 0.01) -> tf_keras.layers.Layer:
     return tf_keras.layers.Dense(
-        1, activation, name=name, kernel_initializer=tf_keras.initializers.RandomNormal(seed=3),
+        1, activation, name=name, kernel_initializer=Pattern(),
         kernel_regularizer=tf_keras.regularizers.L2(l2) if l2 else None,
     )  # fmt: skip
 

@@ -270,7 +270,7 @@ def test_a_run_folder_that_cannot_be_created_is_reported_by_its_key(tmp_path, re
 
 
 def test_a_disk_that_is_full_before_the_run_begins_is_reported_with_the_folder(tmp_path, monkeypatch):
-    """`test_checkpoint_schedule` has a disk that is really full."""
+    """`test_continued_trainings` has a disk that is really full."""
 
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

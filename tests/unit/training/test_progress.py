@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
@@ -58,3 +59,39 @@ def test_a_running_loss_that_is_not_a_number_stays_one() -> None:
 
     assert running_mean(lambda: float("nan"), lambda: 3.0) != 3.0
     assert str(running_mean(lambda: float("nan"), lambda: 3.0)) == "nan"
+
+
+class Time:
+    """A clock that is set."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from psrun.training import progress
+
+        self.now_s = 100.0
+        monkeypatch.setattr(progress.time, "monotonic", lambda: self.now_s)
+
+    def passes(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+@pytest.mark.tensorflow
+def test_pauses_and_the_time_to_the_first_step_are_no_time_of_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first epoch: 7 s to the first two steps, a pause of 20 s, and 4 s for the other eight."""
+    from psrun.training.progress import Clock
+
+    time = Time(monkeypatch)
+    monitor = SimpleNamespace(first_step_s=107.0, first_step_count=2)
+    clock = Clock(0)
+    clock.epoch_begins()
+    time.passes(7 + 1)
+    with clock.paused():
+        time.passes(20)
+    time.passes(3)
+    clock.steps_joined()
+    time.passes(50)  # an evaluation
+    assert clock.epoch_ends(10, monitor) == (11.0, 2.0)
+    clock.epoch_begins()
+    time.passes(5)
+    clock.steps_joined()
+    assert clock.epoch_ends(20, monitor) == (5.0, 2.0)
+    assert clock.rate() == 18 / 9

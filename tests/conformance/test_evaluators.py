@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import example_ids
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -274,3 +275,33 @@ def test_every_evaluation_is_that_of_keras_or_refused(cluster_spec, name):
             results[way] = evaluate()
     assert results == {way: pytest.approx(expected, rel=1e-5, nan_ok=True) for way in results}
     assert len(results) + len(case.refused) == 5
+
+
+@pytest.mark.parametrize(
+    ("num_examples", "batch", "num_shards", "data"),
+    [
+        (101, 7, "null", "AsOthersHaveIt"),  # which knows nothing of shards
+        *(
+            pytest.param(*case, marks=pytest.mark.thorough)
+            for case in [
+                (1, 4, "null", "Numbered"),  # fewer than workers
+                (50, 50, "9", "Numbered"),  # fewer batches than shards
+                (97, 10, "1", "AsOthersHaveIt"),
+                (97, 10, "3", "Numbered"),
+            ]
+        ),
+    ],
+)
+def test_exact_counts_every_example_once_on_two_workers(cluster_spec, num_examples, batch, num_shards, data):
+    start_afresh(1)
+    run = run_config(
+        "model=dense", "~model.hidden_units", "model._target_=example_ids.model", f"data.global_batch_size={batch}",
+        *SHARDED, "evaluation=exact", f"evaluation.num_shards={num_shards}",
+    )  # fmt: skip
+    source = getattr(example_ids, data)(num_eval_examples=num_examples)
+    program = build(run, source, strategy.parameter_servers(cluster_spec[2], run.partitioner))
+    build_state(program)
+    direct = replace(program, config=replace(program.config, evaluation=run_config("evaluation=direct").evaluation))
+    exact, expected = (modes.make(each).evaluate(0, lambda: None) for each in (program, direct))
+    assert (exact.mode, exact.examples_seen, exact.metrics["not_once"]) == ("exact", num_examples, 0)
+    assert exact.metrics == pytest.approx(expected.metrics, rel=1e-5, nan_ok=True)

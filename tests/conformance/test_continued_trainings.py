@@ -1,4 +1,4 @@
-"""Checkpoints of a training: when they are taken, what goes on from them, and what disks do to them."""
+"""Trainings that go on from a checkpoint, as if they had not been cut, and what disks do to checkpoints."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from support import STEPS, flipped, truncated
 
 from psrun.checkpoint import commands
 from psrun.checkpoint.store import Store
-from psrun.errors import CheckpointError, ConfigError, ExitCode, Interrupted, NonFiniteLossError
+from psrun.errors import CheckpointError, ExitCode
 from psrun.results.run_folder import RunFolder
 
 TRAINERS = ("fit", "custom_loop")
@@ -38,122 +38,53 @@ def events(folder: RunFolder, kind: str) -> list[dict]:
     return [event for event in map(json.loads, lines) if event["event"] == kind]
 
 
-@pytest.mark.inprocess
-@pytest.mark.parametrize(
-    ("cluster", "trainer"), [pytest.param("none", "custom_loop", marks=pytest.mark.thorough), ("inprocess", "fit")]
-)
-def test_checkpoints_within_epochs_hold_what_was_scheduled(train, cluster, trainer):
-    result, folder = train(
-        f"cluster={cluster}", f"trainer={trainer}", "trainer.steps_per_execution=2", "checkpoint.every_steps=5",
-        "checkpoint.max_to_keep=9",
-    )  # fmt: skip
-    assert kept(folder) == [(6, 0, 6), (STEPS, 1, 0), (18, 1, 6), (2 * STEPS, 2, 0)]
-    assert [row["step"] for row in result["checkpoints"]] == [6, 12, 18, 24]
-    assert result["steps"] == {"applied": 2 * STEPS, "scheduled": 2 * STEPS, "repeated": 0}
+DELAYED = ("consistency=simulated", "consistency.mean=2")
 
 
-@pytest.mark.thorough
 @pytest.mark.tensorflow
-@pytest.mark.parametrize("trainer", TRAINERS)
-def test_a_run_that_was_cut_short_ends_as_if_it_had_not_been(train, trainer):
+@pytest.mark.parametrize(
+    ("trainer", "more", "steps"),
+    [
+        ("fit", (), (17,)),
+        ("custom_loop", DELAYED, (5,)),
+        pytest.param("custom_loop", (), (5, 12, 17), marks=pytest.mark.thorough),
+    ],
+)
+def test_a_run_that_was_cut_short_ends_as_if_it_had_not_been(train, trainer, more, steps):
     """In one process, one stream of data: from any checkpoint on, the same batches and so the same bits."""
     pieces = (
         "cluster=none", f"trainer={trainer}", "checkpoint.every_steps=5", "checkpoint.max_to_keep=9",
-        "trainer.steps_per_execution=5",
+        "trainer.steps_per_execution=5", "evaluation=none", *more,
     )  # fmt: skip
-    _, whole = train(*pieces, "trainer.epochs=3")
+    _, whole = train(*pieces)
     shutil.copytree(whole.path, whole.path.with_name("cut"))
-    for step in (5, 12, 17):
+    for step in steps:
         cut = RunFolder.take_over(whole.path.with_name("cut"))
         rewind(cut, step)
-        result, _ = train(*pieces, "trainer.epochs=3", into=cut)
-        assert result["steps"] == {"applied": 36, "scheduled": 36, "repeated": 0}
+        result, _ = train(*pieces, into=cut)
+        assert result["steps"] == {"applied": 24, "scheduled": 24, "repeated": 0}
         assert events(cut, "restored")[-1]["step"] == step
         assert commands.main(["diff", str(whole.path), str(cut.path)]) == ExitCode.DONE
 
 
-@pytest.mark.thorough
 @pytest.mark.tensorflow
-@pytest.mark.parametrize("trainer", TRAINERS)
-def test_checkpoints_by_time_and_at_the_end_only(train, trainer):
-    pieces = (f"trainer={trainer}", "cluster=none", "checkpoint.every_epochs=null")
-    _, folder = train(*pieces)
-    assert kept(folder) == [(2 * STEPS, 2, 0)]
-    _, folder = train(
-        *pieces,
-        "checkpoint.every_s=0",
-        "checkpoint.max_to_keep=99",
-        "trainer.steps_per_execution=1",
-        "trainer.epochs=1",
-    )
-    assert kept(folder) == [*((step, 0, step) for step in range(1, STEPS)), (STEPS, 1, 0)]
-
-
-@pytest.mark.tensorflow
-def test_what_ends_early_is_saved(train):
+def test_a_training_by_fit_that_ended_early_is_saved_and_has_nothing_to_train(train):
+    """By a callback of Keras, and then by `early_stopping`; unless there is a new number of epochs."""
     stops = "{_target_: tf_keras.callbacks.EarlyStopping, monitor: loss, patience: 1, min_delta: 100}"
-    result, folder = train(
-        "trainer=fit", "cluster=none", "trainer.epochs=9", f"trainer.callbacks=[{stops}]", "checkpoint.every_epochs=9"
-    )
+    pieces = ("trainer=fit", "model=dense", "cluster=none", "checkpoint.every_epochs=9")
+    result, folder = train(*pieces, "trainer.epochs=9", "evaluation=none", f"trainer.callbacks=[{stops}]")
     assert kept(folder) == [(2 * STEPS, 2, 0)]
     assert result["steps"]["applied"] == 2 * STEPS
-
-
-@pytest.mark.tensorflow
-@pytest.mark.parametrize("trainer", ["custom_loop", pytest.param("fit", marks=pytest.mark.thorough)])
-def test_a_run_that_early_stopping_ended_has_nothing_to_train(train, trainer):
-    rule = (
-        "early_stopping.metric=val_loss",
-        "early_stopping.mode=min",
-        "early_stopping.min_delta=100",
-        "early_stopping.patience=1",
-    )
-    pieces = (f"trainer={trainer}", "model=dense", "cluster=none", "data=regression", "trainer.epochs=9", *rule)
+    rule = ("early_stopping.metric=val_loss", "early_stopping.mode=min", "early_stopping.min_delta=100")
+    pieces = (*pieces, *rule, "early_stopping.patience=1", "trainer.epochs=4", "evaluation=validation")
     _, folder = train(*pieces)
     folder.record("ended", status="completed")
     result, _ = train(*pieces, into=RunFolder.take_over(folder.path, completed=True))
     assert result["steps"]["applied"] == 2 * STEPS
-    assert [each["ended_early"] for each in events(folder, "end")] == ["val_loss has not improved in 1 evaluation"] * 2
-
-
-@pytest.mark.tensorflow
-def test_the_best_checkpoint_is_kept_beside_the_newest(train):
-    result, folder = train(
-        "cluster=none", "trainer.epochs=4", "checkpoint.max_to_keep=1", "checkpoint.best_metric=val_loss",
-        "checkpoint.best_mode=max",  # the loss falls: the first one is the best
-    )  # fmt: skip
-    assert [step for step, *_ in kept(folder)] == [STEPS, 4 * STEPS]
-    assert result["best_checkpoint"]["step"] == STEPS
-    assert result["best_checkpoint"]["value"] == pytest.approx(events(folder, "evaluation")[0]["metrics"]["loss"])
-    with pytest.raises(ConfigError, match=r"checkpoint.best_metric: is 'val_acu'.*val_auc"):
-        train("cluster=none", "checkpoint.best_metric=val_acu")
-
-
-@pytest.mark.thorough
-@pytest.mark.tensorflow
-@pytest.mark.parametrize("trainer", TRAINERS)
-def test_a_stop_right_after_a_checkpoint_neither_harms_nor_repeats_it(train, trainer, monkeypatch, tmp_path):
-    from psrun.training.actions import Saves
-
-    within_epoch = Saves.within_epoch
-
-    def once(self, context):
-        within_epoch(self, context)
-        if not self._is_due:
-            return
-        self._run.stop.follow()
-        if trainer == "fit":
-            context.program.network.stop_training = True
-
-    monkeypatch.setattr(Saves, "within_epoch", once)
-    pieces = (f"trainer={trainer}", "cluster=none", "trainer.steps_per_execution=1", "checkpoint.every_steps=4")
-    folder = RunFolder.create(tmp_path / "cut", raw={})
-    with pytest.raises(Interrupted):
-        train(*pieces, into=folder)
-    monkeypatch.undo()
-    assert kept(folder) == [(4, 0, 4)]
-    result, _ = train(*pieces, into=RunFolder.take_over(folder.path))
-    assert result["steps"] == {"applied": 2 * STEPS, "scheduled": 2 * STEPS, "repeated": 0}
+    assert len(events(folder, "end")) == 2
+    assert all(event["ended_early"] for event in events(folder, "end"))
+    again = RunFolder.take_over(folder.path, completed=True, raw={"trainer": {"epochs": 3}})  # other than recorded
+    assert train(*pieces, "trainer.epochs=3", into=again)[0]["steps"]["applied"] == 3 * STEPS
 
 
 @pytest.fixture
@@ -181,11 +112,10 @@ def remains_and_damage(folder: RunFolder) -> list[str]:
 
 @pytest.mark.thorough
 @pytest.mark.inprocess
-@pytest.mark.parametrize("cluster", ["none", "inprocess"])
-def test_a_full_disk_costs_nothing_that_was_complete(train, disk, cluster):
+def test_a_full_disk_costs_nothing_that_was_complete(train, disk):
     folder, remount = disk
-    pieces = (f"cluster={cluster}", "evaluation=none", "trainer.epochs=12", "checkpoint.max_to_keep=20")
-    with pytest.raises(CheckpointError, match="no checkpoint could be written at step"):
+    pieces = ("evaluation=none", "trainer.epochs=12", "checkpoint.max_to_keep=20")
+    with pytest.raises(CheckpointError):
         train(*pieces, into=folder)
     before = kept(folder)
     assert before
@@ -201,10 +131,10 @@ def test_a_full_disk_costs_nothing_that_was_complete(train, disk, cluster):
 @pytest.mark.inprocess
 def test_a_disk_that_becomes_read_only_costs_nothing_that_was_complete(train, disk):
     folder, remount = disk
-    pieces = ("cluster=inprocess", "evaluation=none", "checkpoint.max_to_keep=1")
+    pieces = ("cluster=none", "evaluation=none", "checkpoint.max_to_keep=1")
     train(*pieces, "trainer.epochs=1", into=folder)
     remount("ro")
-    with pytest.raises(CheckpointError, match=f"no checkpoint could be written at step {2 * STEPS}"):
+    with pytest.raises(CheckpointError):
         train(*pieces, into=RunFolder.take_over(folder.path))
     assert kept(folder) == [(STEPS, 1, 0)]
     assert not remains_and_damage(folder)
@@ -219,11 +149,11 @@ def test_checkpoints_deleted_during_the_run_are_missed_at_resume(train):
     removes = "trainer.hooks=[{_target_: user_code.removes_checkpoints, every_epochs: 1}]"
     result, folder = train("cluster=none", removes)  # the last ones were there, and the run is done
     assert result["steps"]["applied"] == 2 * STEPS
-    with pytest.raises(CheckpointError, match=r"run\.json lists 1 checkpoints, but none exist in"):
+    with pytest.raises(CheckpointError):
         train("cluster=none", "trainer.epochs=3", into=RunFolder.take_over(folder.path))
 
 
-@pytest.mark.inprocess
+@pytest.mark.thorough
 def test_a_damaged_checkpoint_is_passed_over_and_set_aside(train):
     pieces = ("cluster=inprocess", "partitioner=fixed_shards", "evaluation=none")
     _, folder = train(*pieces)
@@ -258,7 +188,7 @@ def test_a_truncated_flipped_or_missing_file_of_any_kind_costs_one_checkpoint(tr
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("free_kb", [0, 12, 24, 44])
+@pytest.mark.parametrize("free_kb", [0, 24])
 def test_a_full_disk_ends_the_command_with_one_line_that_names_the_folder(psrun, tmp_path, free_kb):
     """From before there is a run folder to after the first epoch."""
     where = tmp_path / "run"
@@ -307,7 +237,7 @@ def test_another_learning_rate_holds_from_the_resume_on(train, monkeypatch):
         at_end(self, context)
 
     monkeypatch.setattr(Saves, "at_end", noted)
-    pieces = ("cluster=inprocess", "evaluation=none")
+    pieces = ("cluster=none", "evaluation=none")
     _, folder = train(*pieces, "optimizer.learning_rate=0.05", "trainer.epochs=1")
     train(*pieces, "optimizer.learning_rate=0.001", into=RunFolder.take_over(folder.path))
     # The rate that a callback has set holds where the configuration is the same as before.
@@ -322,42 +252,6 @@ def test_another_learning_rate_holds_from_the_resume_on(train, monkeypatch):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("trainer", TRAINERS)
-def test_what_is_not_finite_is_not_saved(train, trainer, monkeypatch, tmp_path):
-    import tensorflow as tf
-
-    from psrun.data.features import HeroFeatures
-
-    whole = HeroFeatures.train
-
-    def poisoned(self, **options):
-        batches = whole(self, **options).enumerate()
-        return batches.map(lambda i, batch: (batch[0], tf.where(i < 7, batch[1], float("nan"))))
-
-    monkeypatch.setattr(HeroFeatures, "train", poisoned)
-    pieces = ("cluster=none", f"trainer={trainer}", "trainer.steps_per_execution=1", "checkpoint.every_steps=2")
-    folder = RunFolder.create(tmp_path / "poisoned", raw={})
-    with pytest.raises(NonFiniteLossError):
-        train(*pieces, into=folder)
-    assert [step for step, *_ in kept(folder)] == [2, 4, 6]
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("trainer", TRAINERS)
-def test_a_run_resumes_with_epochs_of_another_length(train, trainer):
-    pieces = ("cluster=none", f"trainer={trainer}", "trainer.steps_per_execution=1", "checkpoint.max_to_keep=9")
-    _, folder = train(*pieces, "checkpoint.every_steps=8", "trainer.epochs=1")
-    for steps_per_epoch in (8, 6, 20):
-        copy = RunFolder.take_over(Path(shutil.copytree(folder.path, f"{folder.path}-{steps_per_epoch}")))
-        rewind(copy, 8)
-        result, _ = train(*pieces, f"trainer.steps_per_epoch={steps_per_epoch}", "trainer.epochs=3", into=copy)
-        left = 3 * 20 - 8 if steps_per_epoch == 20 else 2 * steps_per_epoch
-        assert result["steps"] == {"applied": 8 + left, "scheduled": 8 + left, "repeated": 0}
-        assert all(event["steps_per_s"] > 0 for event in events(copy, "epoch"))
-        assert not [event for event in events(copy, "epoch") if event["metrics"]["loss"] == 0]
-
-
-@pytest.mark.thorough
 def test_a_callback_that_stops_in_an_epoch_that_was_cut_stops(train, monkeypatch):
     import tf_keras
 
@@ -369,17 +263,8 @@ def test_a_callback_that_stops_in_an_epoch_that_was_cut_stops(train, monkeypatch
 
     pieces = ("cluster=none", "trainer=fit", "trainer.epochs=4", "checkpoint.every_steps=5", "checkpoint.max_to_keep=9")
     _, folder = train(*pieces)
-    rewind(folder, 17)
+    rewind(folder, 18)
+    assert kept(folder)[-1] == (18, 1, 6)
     monkeypatch.setattr(callbacks, "make", lambda run: [Stops()])
     result, _ = train(*pieces, into=RunFolder.take_over(folder.path))
     assert result["steps"]["applied"] == 2 * STEPS
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("trainer", TRAINERS)
-def test_a_save_that_is_due_when_an_epoch_ends_is_taken_there(train, trainer):
-    pieces = ("cluster=none", f"trainer={trainer}", "trainer.steps_per_execution=1", "checkpoint.every_epochs=null")
-    _, folder = train(*pieces, f"checkpoint.every_steps={STEPS}", "trainer.epochs=3")
-    assert kept(folder) == [(STEPS, 1, 0), (2 * STEPS, 2, 0), (3 * STEPS, 3, 0)]
-    _, folder = train(*pieces, "checkpoint.every_steps=1", "trainer.epochs=1")
-    assert all(event["steps_per_s"] > 0 for event in events(folder, "epoch"))
