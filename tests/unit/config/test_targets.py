@@ -166,10 +166,10 @@ def test_a_source_that_python_fails_to_read_once_is_read_again(module, monkeypat
     """Python 3.11 does where the finalizer of some object runs meanwhile."""
     parse, failures = ast.parse, [SystemError("AST constructor recursion depth mismatch (before=153, after=171)")]
 
-    def parsed(source: bytes, **options: str) -> ast.Module:
+    def parsed(source: bytes, *others: str, **options: str) -> ast.Module:
         if failures:
             raise failures.pop()
-        return parse(source, **options)
+        return parse(source, *others, **options)
 
     monkeypatch.setattr(ast, "parse", parsed)
     assert problems_in({"_target_": "mine.model", "width": 3}) == []
