@@ -90,10 +90,13 @@ threading.Timer(0.3, lambda: print("waits", flush=True)).start()
 native.pthread_mutex_lock(lock)
 """
     blocked = python(script)
-    assert blocked.stdout.readline() == "waits\n"
-    blocked.send_signal(signum)
-    assert blocked.communicate(timeout=60)[0] == f"interrupted by {signum.name}\n"
-    assert blocked.returncode == code
+    try:
+        assert blocked.stdout.readline() == "waits\n"
+        blocked.send_signal(signum)
+        assert blocked.communicate(timeout=60)[0] == f"interrupted by {signum.name}\n"
+        assert blocked.returncode == code
+    finally:
+        blocked.kill()  # SIGTERM would not end it
 
 
 def test_exit_codes_of_children_are_kept_where_a_parent_ignores_them():
