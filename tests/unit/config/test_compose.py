@@ -186,12 +186,16 @@ def test_mistakes_are_reported_whatever_the_options_with_one_composition(refused
     assert len(compositions) == (2 if "--cfg" in options else 1)  # Hydra's own, too
 
 
-def test_a_file_with_the_name_of_psruns_is_used_and_told(refused, tmp_path, capsys):
+def test_a_file_with_the_name_of_psruns_is_used_and_told(tmp_path, capsys):
     """Psrun's has no key `width`."""
-    held = "_target_: nowhere.line\nwidth: 1\n"
-    error = refused("model=dense", "model.width=2", files={"model/dense": held})
-    assert [problem.key for problem in error.problems] == ["model._target_"]
-    assert f"model=dense ({tmp_path}/own/model/dense.yaml)" in capsys.readouterr().err
+    path = tmp_path / "model" / "dense.yaml"
+    path.parent.mkdir()
+    path.write_text("_target_: nowhere.line\nwidth: 1\n")
+    arguments = ["--config-dir", str(tmp_path), "model=dense", "model.width=2"]
+    model = compose.compose(arguments).model
+    assert (model._target_, model.width) == ("nowhere.line", 2)
+    hydra_app.note_replaced(arguments)
+    assert f"model=dense ({path})" in capsys.readouterr().err
 
 
 def test_an_experiment_may_set_what_belongs_to_no_group(tmp_path):
