@@ -96,9 +96,9 @@ class Copy:
         )  # fmt: skip
         for name in listed.stdout.splitlines():
             source = REPOSITORY / name
-            if source.is_file():
+            if source.is_symlink() or source.is_file():  # conf/experiment is a link to a folder
                 (root / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(source, root / name)
+                shutil.copy(source, root / name, follow_symlinks=False)
         (root / "psrun" / "conf").symlink_to(root / "conf")  # as an installation has it
 
     def test(self, mutant: Mutant) -> tuple[int | None, str]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 
 import pytest
+from sources import modules, nodes
 from support import REPOSITORY
 
 PAGE = (REPOSITORY / "docs/explanation/design.md").read_text(encoding="utf-8")
@@ -13,12 +15,13 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 NAME = re.compile(r"`([\w.]+\.\w+)`")
 
 
+@functools.cache
 def defined() -> set[str]:
     """`module.name` and `Class.method` of everything in psrun, and both with the package before them."""
     names = set()
-    for path in (REPOSITORY / "psrun").rglob("*.py"):
+    for path in modules():
         module = ".".join(path.relative_to(REPOSITORY).with_suffix("").parts)
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        for node in nodes(path)[0].body:
             if isinstance(node, FUNCTIONS):
                 names |= {f"{path.stem}.{node.name}", f"{module}.{node.name}"}
             elif isinstance(node, ast.ClassDef):

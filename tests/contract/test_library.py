@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+from sources import modules, nodes
 from support import REPOSITORY
 
 ROOT = REPOSITORY
@@ -56,13 +57,7 @@ def test_everything_imported_is_declared() -> None:
         "tf_keras": "tf-keras",
         "yaml": "pyyaml",
     }
-    imported = {
-        name.partition(".")[0]
-        for path in (ROOT / "psrun").rglob("*.py")
-        if "project_template" not in path.parts  # modules of another project
-        for node in ast.walk(ast.parse(path.read_text()))
-        for name in _names(node)
-    }
+    imported = {name.partition(".")[0] for path in modules() for node in nodes(path) for name in _names(node)}
     others = imported - {*sys.stdlib_module_names, "psrun"}
     assert {called.get(name, name) for name in others} <= declared
 

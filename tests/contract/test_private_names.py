@@ -6,9 +6,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from support import REPOSITORY
+from sources import PSRUN, modules, nodes
 
-PSRUN = REPOSITORY / "psrun"
 OWNERS = ("tf_internals", "keras3/internals.py", "cli/hydra_context.py")
 MODULES = ("tensorflow.python", "tensorflow.core", "tf_keras.src", "keras.src", "hydra._internal")
 # Of Python's namedtuples, `os`, `atexit` and `argparse`, which have no others; and keys of a configuration.
@@ -32,9 +31,9 @@ def own(node: ast.expr) -> bool:
     return isinstance(node, ast.Name) and node.id in ("self", "cls", "super")
 
 
-def defined(tree: ast.Module) -> Iterator[str]:
+def defined(tree: list[ast.AST]) -> Iterator[str]:
     """Private names that a module defines: functions, classes, variables, and attributes of its objects."""
-    for node in ast.walk(tree):
+    for node in tree:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             yield node.name
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -43,9 +42,9 @@ def defined(tree: ast.Module) -> Iterator[str]:
             yield node.attr
 
 
-def used(tree: ast.Module) -> Iterator[tuple[int, str, bool]]:
+def used(tree: list[ast.AST]) -> Iterator[tuple[int, str, bool]]:
     """The private attributes that a module reads: line, name, and whether the object is the module's own."""
-    for node in ast.walk(tree):
+    for node in tree:
         if isinstance(node, ast.Attribute) and private(node.attr):
             yield node.lineno, node.attr, own(node.value)
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("getattr", "hasattr"):
@@ -54,15 +53,15 @@ def used(tree: ast.Module) -> Iterator[tuple[int, str, bool]]:
                 yield node.lineno, str(name.value), own(node.args[0])
 
 
-def imported(tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
+def imported(tree: list[ast.AST]) -> Iterator[str]:
+    for node in tree:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def foreign(path: Path, tree: ast.Module, everywhere: set[str]) -> list[str]:
+def foreign(path: Path, tree: list[ast.AST], everywhere: set[str]) -> list[str]:
     """What is private to others in a module, with lines where known."""
     here = set(defined(tree))
     asked = [
@@ -75,15 +74,15 @@ def foreign(path: Path, tree: ast.Module, everywhere: set[str]) -> list[str]:
 
 
 def test_private_names_of_others_are_only_in_the_modules_that_own_them():
-    files = [path for path in sorted(PSRUN.rglob("*.py")) if not str(path.relative_to(PSRUN)).startswith(OWNERS)]
+    files = [path for path in modules() if not str(path.relative_to(PSRUN)).startswith(OWNERS)]
     assert len(files) > 200
-    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in files}
+    trees = {path: nodes(path) for path in files}
     everywhere = {name for tree in trees.values() for name in defined(tree)}
     assert [each for path, tree in trees.items() for each in foreign(path, tree, everywhere)] == []
 
 
 def test_the_rule_finds_what_it_is_for():
     source = "from tensorflow.python.eager import record\nx._v\nself._built\ngetattr(layer, '_inbound_nodes', None)"
-    tree = ast.parse(source)
+    tree = [*ast.walk(ast.parse(source))]
     assert list(imported(tree)) == ["tensorflow.python.eager.record"]
     assert list(used(tree)) == [(2, "_v", False), (3, "_built", True), (4, "_inbound_nodes", False)]

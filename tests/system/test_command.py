@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
 import textwrap
-import time
-from pathlib import Path
 
 import psutil
 import pytest
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from recorded_runs import a_run
-from support import REPOSITORY, STEPS, many_epochs, run_config
+from support import HARNESS, REPOSITORY, STEPS, many_epochs, run_config
 
 from psrun import __version__
+from psrun.cli.main import COMMANDS
 from psrun.data import histories, synthesis
 from psrun.errors import ConfigError, ExitCode
 
 pytestmark = pytest.mark.command
+
+OUTSIDE = HARNESS / "outside"  # of another project
 
 QUICK = ["data.num_train_examples=500", "data.num_eval_examples=100", "trainer.epochs=2", "trainer.steps_per_epoch=20"]
 RESULT_KEYS = {
@@ -32,10 +31,11 @@ RESULT_KEYS = {
 
 
 def test_a_run_reports_on_the_terminal_and_in_its_folder(psrun, tmp_path):
+    """The smallest experiment, at its own size."""
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     (tmp_path / "keras.py").write_text("raise RuntimeError('a run of tf-keras has imported Keras 3')\n")
-    done = psrun("cluster=inprocess", "model=embedding", "partitioner=fixed_shards", *QUICK, TMPDIR=str(temporary))
+    done = psrun("experiment=smoke", TMPDIR=str(temporary))
     assert done.code == 0, done.stderr
     assert done.stderr == ""
     for part in (
@@ -55,21 +55,15 @@ def test_a_run_reports_on_the_terminal_and_in_its_folder(psrun, tmp_path):
     assert result["cluster"] == {"topology": "inprocess", "num_workers": 2, "num_ps": 2}
     assert result["steps"] == {"applied": 40, "scheduled": 40, "repeated": 0}
     assert 0 < result["time_to_first_step_s"] < result["wall_s"]
-    assert "partitioner=fixed_shards" in result["overrides"]
+    assert result["overrides"] == ["experiment=smoke"]
+    assert {row["task"] for row in result["placement"] if row["variable"].startswith("embedding")} == {"ps-0", "ps-1"}
+    assert result["evaluation"]["examples_seen"] == result["data"]["num_eval_examples"] == 100
     assert [event["event"] for event in done.events if event["event"] != "warning"] == [
         "start", "placement", *["staleness", "waits", "epoch", "checkpoint", "evaluation"] * 2, "end",
     ]  # fmt: skip
     assert (done.folder / "config.yaml").exists()
     assert (done.folder / ".hydra" / "overrides.yaml").exists()
     assert list(temporary.iterdir()) == []
-
-
-@pytest.mark.thorough
-def test_no_parameter_server_of_its_own(psrun):
-    done = psrun("cluster.num_ps=0", "cluster.num_workers=1", "evaluation=none", "checkpoint=none", *QUICK)
-    assert done.code == 0, done.stderr
-    assert done.result["cluster"]["num_ps"] == 0
-    assert done.result["steps"]["applied"] == 40
 
 
 def test_the_plan_starts_no_server_and_takes_no_memory(psrun):
@@ -82,79 +76,35 @@ def test_the_plan_starts_no_server_and_takes_no_memory(psrun):
     read = {task: moved["read_bytes"] for task, moved in done.result["bytes_per_step_by_task"].items()}
     assert read["worker-0"] == read["worker-1"] == done.result["bytes_per_step"]["read_bytes"] > 0
     assert read["ps-0"] + read["ps-1"] == 2 * read["worker-0"]
+    again = psrun("mode=plan")
+    assert (again.code, again.result["status"]) == (2, "completed")  # the folder holds a run already
 
 
 def test_version_and_help_take_no_tensorflow(psrun, tmp_path):
     (tmp_path / "tensorflow.py").write_text("raise RuntimeError('imported')\n")
     assert psrun("--version").stdout.strip() == f"psrun {__version__}"
-    assert "psrun cluster=inprocess model=embedding" in psrun("--help").stdout
-    listed = psrun("--cfg", "job", "partitioner=?").stdout
-    assert [line.split()[0].partition("=")[2] for line in listed.splitlines()] == [
-        "custom", "fixed_shards", "max_size", "min_size", "none"
-    ]  # fmt: skip
+    shown = psrun("--help", COLUMNS="80").stdout
+    lines = shown.splitlines()
+    assert len(lines) <= 24  # a screen
+    assert max(map(len, lines)) <= 80
+    assert len([line for line in lines if line.startswith("  psrun ")]) == 5  # to copy
+    groups = {path.name for path in (REPOSITORY / "conf").iterdir() if path.is_dir() and path.name.isalpha()}
+    assert groups | set(COMMANDS) <= set(shown.replace(";", " ").split())
+    line = "psrun partitioner=m"
+    completed = psrun("-sc", "query=bash", COMP_LINE=line, COMP_POINT=str(len(line)))
+    assert (completed.stdout.split(), completed.stderr) == (["partitioner=max_size", "partitioner=min_size"], "")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["data=table", "data.delimiter=;"], "quote the value: 'data.delimiter=\";\"'"),
-        (["cluster=mirrored", "cluster.num_workers=2"], "cluster.num_workers: no such key"),
-        (["trainer.epochs"], "trainer.epochs"),
-        (["hydra.mode=MULTIRUN"], "hydra.mode: is MULTIRUN; start a sweep with -m"),
-        (["reprot"], "unknown command 'reprot'"),
-        (["-sc", "install=tcsh"], "invalid argument of -sc: install=tcsh; use install=SHELL"),
-        pytest.param(["mode=plan", "partitioner=fixed_shards", "partitioner.num_shards=9"],
-                     "more than the 8 rows of embedding", marks=pytest.mark.thorough),
-    ],
-)  # fmt: skip
-def test_a_mistake_is_one_clear_message_and_exit_code_2(psrun, arguments, message):
-    done = psrun(*arguments)
-    assert message in done.stderr
+def test_all_mistakes_are_reported_at_once_with_exit_code_2(psrun):
+    """What psrun says about each: test_messages_config.py."""
+    done = psrun("trainer.epoch=3", "model=embeding", "modle=x", "cluster.num_workers=0", "trainer.epochs=null")
+    keys = [line.partition(": ")[0] for line in done.stderr.removeprefix("psrun: ").splitlines()]
+    assert sorted(keys) == ["cluster.num_workers", "model", "modle", "trainer.epoch", "trainer.epochs"]
     assert "Traceback" not in done.stderr + done.stdout
     assert done.code == 2
-    if done.folder.exists() and (done.folder / "run.json").exists():
-        assert done.result["status"] == "failed"
-        assert done.result["exit_code"] == 2
-        assert done.result["error"]["type"] == "ConfigError"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "messages"),
-    [
-        (
-            ["trainer.epoch=3", "model=embeding", "modle=x", "+model.unit=3", "trainer.steps_per_epoch=abc"],
-            [
-                "trainer.epoch: no such key or group (value '3'). Did you mean 'epochs'?",
-                "there is no model named 'embeding'. Did you mean 'embedding'?",
-                "modle:",
-                "model.unit:",
-                "trainer.steps_per_epoch:",
-            ],
-        ),
-        (
-            ["+model.unit=3", "+nonsense=3", "cluster.num_workers=0", "trainer.epochs=null"],
-            [
-                "model.unit: no such key (value 3)",
-                "nonsense: no such key",
-                "cluster.num_workers: is 0, must be 1 or more",
-                "trainer.epochs: is null; set trainer.epochs=",
-            ],
-        ),
-        (
-            ["evaluation=validation", "cluster=multi_worker_mirrored"],
-            [
-                "evaluation: 'validation' requires Model.fit; choose trainer=fit",
-                "trainer: cluster=multi_worker_mirrored",
-            ],
-        ),
-        (["data=fashion_mnist", "data.path=/no/such"], ["data.path: '/no/such' does not exist"]),
-    ],
-)
-def test_all_mistakes_are_reported_at_once(psrun, arguments, messages):
-    done = psrun(*arguments)
-    for message in messages:
-        assert message in done.stderr
-    assert done.code == 2
+    refused = psrun("evaluation=validation")  # found when the run has a folder
+    assert (refused.code, refused.result["status"], refused.result["exit_code"]) == (2, "failed", 2)
+    assert refused.result["error"]["type"] == "ConfigError"
 
 
 def test_a_failure_has_its_traceback_in_the_log_only(psrun):
@@ -183,35 +133,31 @@ def test_a_port_that_is_taken_is_reported(psrun, tmp_path):
     assert done.result["error"] == {**done.result["error"], "type": "ServerStartError", "task": "worker-0"}
 
 
-def test_an_interrupted_run_reports_it_and_leaves_no_process(tmp_path):
-    """By Ctrl-C; SIGTERM ends runs in the tests of clusters."""
-    short = ["cluster.num_workers=1", many_epochs(50), "trainer.steps_per_epoch=50"]
-    command = [sys.executable, "-m", "psrun", *short, f"hydra.run.dir={tmp_path / 'run'}"]
-    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def test_ctrl_c_in_a_terminal_ends_a_run_that_shows_a_live_line(tmp_path):
+    """Without a parameter server of its own. SIGTERM ends runs in the tests of clusters."""
+    pexpect = pytest.importorskip("pexpect")
+    few = [
+        "cluster.num_ps=0",
+        "cluster.num_workers=1",
+        "evaluation=none",
+        many_epochs(50),
+        "trainer.steps_per_epoch=50",
+    ]
+    command = ["-m", "psrun", *few, f"hydra.run.dir={tmp_path / 'run'}"]
+    child = pexpect.spawn(sys.executable, command, cwd=tmp_path, dimensions=(40, 140), timeout=60, encoding="utf-8")
     try:
-        for line in process.stdout:
-            if line.startswith("epoch 2/"):
-                break
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=30)
+        child.expect(r"epoch \d+/\d+  step")
+        child.expect("epoch 2/")
+        child.sendintr()
+        child.expect("interrupted by SIGINT")
+        child.expect(pexpect.EOF)
     finally:
-        process.kill()
-    assert process.returncode == 130
-    assert "interrupted by SIGINT" in errors
-    assert '"status": "interrupted"' in (tmp_path / "run" / "run.json").read_text()
-    assert not psutil.pid_exists(process.pid)
-
-
-@pytest.mark.thorough
-def test_a_sweep_runs_every_job_in_a_process_of_its_own(psrun, tmp_path):
-    sweep = f"hydra.sweep.dir='{tmp_path / 'my sweep'}'"
-    done = psrun("-m", "seed=1,2", "cluster=none", "model=dense", *QUICK[:2], "trainer.epochs=1",
-                 "trainer.steps_per_epoch=10", sweep)  # fmt: skip
-    assert done.code == 0, done.stderr
-    results = [json.loads((tmp_path / "my sweep" / str(job) / "run.json").read_text()) for job in (0, 1)]
-    assert [result["steps"]["applied"] for result in results] == [10, 10]
-    assert len({result["pid"] for result in results}) == 2
-    assert "seed=2" in results[1]["overrides"]
+        child.close(force=True)
+    assert child.exitstatus == 130
+    result = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert (result["status"], result["cluster"]["num_ps"]) == ("interrupted", 0)
+    assert result["steps"]["applied"] >= 50
+    assert not psutil.pid_exists(child.pid)
 
 
 MINE = """
@@ -240,40 +186,33 @@ class EpochPrinter(tf_keras.callbacks.Callback):
 """
 
 
-@pytest.fixture
-def own_components(tmp_path) -> Path:
+def test_components_of_a_user_train_and_evaluate_without_touching_psrun(psrun, tmp_path):
+    """A model, data and callbacks in one module, and an evaluation mode of another project."""
     (tmp_path / "mine.py").write_text(MINE)
     for group, text in {"model": "_target_: mine.line\nwidth: 4\n",
                         "data": "_target_: mine.Doubled\nglobal_batch_size: 16\n"}.items():  # fmt: skip
         (tmp_path / "myconf" / group).mkdir(parents=True)
         (tmp_path / "myconf" / group / "mine.yaml").write_text(text)
-    return tmp_path
-
-
-def own(psrun, *arguments: str, root: Path):
-    # `psrun` of the fixture leaves hydra.run.dir to those who give options.
-    return psrun("--config-dir", str(root / "myconf"), "model=mine", "data=mine", f"hydra.run.dir={root / 'run'}",
-                 "trainer.epochs=2", "trainer.steps_per_epoch=20", *arguments)  # fmt: skip
-
-
-def test_a_persons_own_model_data_and_callbacks_train_without_touching_psrun(psrun, own_components):
     written = "{_target_: tf_keras.callbacks.CSVLogger, filename: '${hydra:runtime.output_dir}/epochs.csv'}"
-    callbacks = f"trainer.callbacks=[{{_target_: mine.EpochPrinter}},{written}]"
-    done = own(psrun, "model.width=8", "trainer=fit", callbacks, root=own_components)
+    done = psrun(
+        "--config-dir", "myconf", "--config-dir", str(OUTSIDE / "conf"), "model=mine", "data=mine", "model.width=8",
+        "evaluation=quick", "evaluation.every=2", "trainer=fit", "trainer.epochs=3", "trainer.steps_per_epoch=20",
+        f"trainer.callbacks=[{{_target_: mine.EpochPrinter}},{written}]", f"hydra.run.dir={tmp_path / 'run'}",
+        PYTHONPATH=str(OUTSIDE),
+    )  # fmt: skip
     assert done.code == 0, done.stderr
+    assert "end of epoch 0 ['loss', 'mae']" in done.stdout
     assert "end of epoch 1 ['loss', 'mae', 'val_loss', 'val_mae']" in done.stdout
+    assert len((done.folder / "epochs.csv").read_text().splitlines()) == 4
+    evaluations = [event for event in done.events if event["event"] == "evaluation"]
+    assert [event["step"] for event in evaluations] == [40, 60]  # every second epoch, and after the last one
+    assert done.result["evaluation"]["mode"] == "quick"
     assert done.result["metrics"]["val_loss"] < 0.5
-    assert len((done.folder / "epochs.csv").read_text().splitlines()) == 3
-
-
-def test_mistakes_in_user_components_are_reported(psrun, own_components):
-    done = own(psrun, "+model.widht=8", root=own_components)
-    assert (done.code, "Did you mean 'width'?" in done.stderr) == (2, True)
 
 
 @pytest.mark.inprocess
 def test_a_batchwise_callback_of_a_person_is_refused_before_training(train):
-    with pytest.raises(ConfigError, match="only epoch-level methods are called"):
+    with pytest.raises(ConfigError, match="Batchwise"):
         train("trainer=fit", "trainer.callbacks=[{_target_: user_code.Batchwise}]")
 
 
@@ -299,7 +238,6 @@ def test_keras_callbacks_do_what_keras_documents(train, tmp_path):
 
 EXPERIMENTS = {path.stem: path.read_text() for path in REPOSITORY.glob("experiments/*.yaml")}
 SWEEPS = {name: text for name, text in EXPERIMENTS.items() if "sweeper:" in text}
-AS_COMMANDS = ("smoke", pytest.param("fault_drill", marks=pytest.mark.thorough))
 LEARNING = ("dlrm", "two_tower")  # in test_criteo.py
 
 
@@ -310,13 +248,6 @@ def data_of_experiments(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.mark.parametrize("name", AS_COMMANDS)
-def test_an_experiment_runs_at_a_small_size(psrun, data_of_experiments, name):
-    done = psrun(f"experiment={name}", "trainer.epochs=1", "trainer.steps_per_epoch=20", timeout_s=240)
-    assert done.code == 0, done.stderr
-    assert done.result["evaluation"]["examples_seen"] == done.result["data"]["num_eval_examples"]
-
-
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", sorted(EXPERIMENTS.keys() - SWEEPS - {"smoke", "fault_drill", *LEARNING}))
 def test_every_other_experiment_trains(train, data_of_experiments, name):
@@ -325,14 +256,15 @@ def test_every_other_experiment_trains(train, data_of_experiments, name):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", sorted(SWEEPS))
+@pytest.mark.parametrize("name", ["fault_drill", *sorted(SWEEPS)])
 def test_every_value_of_an_experiment_that_is_a_sweep_is_valid(tmp_path, monkeypatch, name):
+    """And the experiment of real processes, whose model trains in another one."""
     synthesis.write(tmp_path / "criteo-synthetic", synthesis.Recipe(100, 100, num_values=20), num_files=1)
     monkeypatch.chdir(tmp_path)
-    params = yaml.safe_load(SWEEPS[name])["hydra"]["sweeper"]["params"]
+    params = yaml.safe_load(EXPERIMENTS[name]).get("hydra", {}).get("sweeper", {}).get("params", {})
     given = OverridesParser.create().parse_overrides([f"{key}={values}" for key, values in params.items()])
     axes = [[f"{axis.key_or_group}={value}" for value in axis.sweep_string_iterator()] for axis in given]
-    for overrides in {(*(axis[0] for axis in axes), value) for axis in axes for value in axis}:
+    for overrides in {(*(axis[0] for axis in axes), value) for axis in axes for value in axis} or {()}:
         run_config(f"experiment={name}", *overrides)
 
 
@@ -349,38 +281,8 @@ def test_a_run_with_a_missing_extra_reports_how_to_install_it(psrun, tmp_path):
     assert (done.code, "pip install 'psrun[flights]'" in done.stderr) == (2, True)
 
 
-@pytest.mark.thorough
-def test_a_terminal_sees_a_live_line(tmp_path):
-    """Through a pseudo-terminal, as a person would see it."""
-    import pexpect  # the test extra brings it
-
-    child = pexpect.spawn(sys.executable, ["-m", "psrun", *QUICK, f"hydra.run.dir={tmp_path / 'run'}"],
-                          cwd=tmp_path, dimensions=(40, 140), timeout=60, encoding="utf-8")  # fmt: skip
-    began_s = time.monotonic()
-    child.expect("epoch 1/2  step")
-    child.expect(r"completed\S* 40 steps")
-    child.expect(pexpect.EOF)
-    child.close()
-    assert child.exitstatus == 0
-    assert time.monotonic() - began_s < 60
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--help"],
-        ["--cfg", "job"],
-        ["--info"],
-        pytest.param(["--version"], marks=pytest.mark.thorough),
-        pytest.param(["watch", "run"], marks=pytest.mark.thorough),
-        pytest.param(
-            ["submit", "kubernetes", "--dry-run", "kubernetes.image=x", "kubernetes.claim=runs"],
-            marks=pytest.mark.thorough,
-        ),
-    ],
-)
+@pytest.mark.parametrize("arguments", [["--help"], pytest.param(["--cfg", "job"], marks=pytest.mark.thorough)])
 def test_standard_output_that_cannot_be_written_is_a_named_error(tmp_path, arguments):
-    a_run(tmp_path / "run")
     command = [sys.executable, "-m", "psrun", *arguments]
     with open("/dev/full", "w") as full:
         done = subprocess.run(command, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
@@ -395,37 +297,23 @@ def test_standard_output_that_cannot_be_written_is_a_named_error(tmp_path, argum
 
 
 @pytest.mark.thorough
-def test_a_reader_that_leaves_does_not_end_the_training(tmp_path):
+def test_output_that_cannot_be_written_does_not_end_the_training(tmp_path):
+    """More in test_process.py."""
     command = [sys.executable, "-m", "psrun", "cluster=none", "model=dense", "trainer.steps_per_epoch=5",
                "trainer.epochs=2", "evaluation=none", "hydra.run.dir=run"]  # fmt: skip
-    piped = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert "dense on none" in piped.stdout.readline()
-    piped.stdout.close()  # as `head -1` does
-    assert piped.stderr.read() == ""
-    piped.stderr.close()
-    assert piped.wait(120) == 0
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
+    assert (done.returncode, len(done.stderr.splitlines())) == (0, 1)
     result = json.loads((tmp_path / "run" / "run.json").read_text())
     assert (result["status"], result["steps"]["applied"]) == ("completed", 10)  # and epochs of 5 steps need no more
-    with open("/dev/full", "w") as full:
-        command[-1] = "hydra.run.dir=full"
-        done = subprocess.run(command, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
-    message = "psrun: standard output cannot be written: No space left on device; the run continues without it\n"
-    assert (done.returncode, done.stderr) == (0, message)
 
 
 @pytest.mark.thorough
 def test_what_was_planned_or_refused_leaves_no_folder_but_where_one_was_named(psrun, tmp_path):
-    quick = ["model=dense", "cluster=none"]
-    assert psrun("mode=plan", "--config-dir", ".", *quick).code == 0  # an option keeps the fixture from naming a folder
-    refused = psrun("--config-dir", ".", "trainer.epochs=0", *quick)
-    assert (refused.code, "trainer.epochs" in refused.stderr) == (2, True)
-    late = psrun("--config-dir", ".", "early_stopping.metric=val_x", "early_stopping.mode=max", *quick)
-    assert (late.code, "which this run does not have" in late.stderr) == (2, True)
-    assert psrun("-m", "mode=plan", "seed=1,2", *quick).code == 0
-    assert list(tmp_path.iterdir()) == []
+    quick = ["--config-dir", ".", "model=dense", "cluster=none"]  # an option keeps the fixture from naming a folder
     assert psrun("mode=plan", *quick).code == 0
-    again = psrun("mode=plan", *quick)
-    assert (again.code, "holds a run already" in again.stderr) == (2, True)
-    assert again.result["status"] == "completed"
-    assert psrun("trainer.epochs=0", *quick, folder="refused").result["status"] == "failed"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["refused", "run"]
+    assert psrun("trainer.epochs=0", *quick).code == 2
+    assert (
+        psrun("early_stopping.metric=val_x", "early_stopping.mode=max", *quick).code == 2
+    )  # after TensorFlow's import
+    assert list(tmp_path.iterdir()) == []

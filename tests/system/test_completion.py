@@ -7,7 +7,6 @@ import shutil
 import sys
 
 import pytest
-from support import REPOSITORY
 
 from psrun.cli import completion
 from psrun.cli.main import COMMANDS
@@ -16,7 +15,6 @@ from psrun.errors import ExitCode
 pytestmark = pytest.mark.command
 
 LINES, COLUMNS = 24, 80
-CONF = REPOSITORY / "conf"
 HELPS = [
     (command, *part)
     for command, module in COMMANDS.items()
@@ -29,20 +27,10 @@ def fits_on_a_screen(text: str) -> bool:
     return 5 <= len(lines) <= LINES and max(map(len, lines)) <= COLUMNS
 
 
-@pytest.mark.parametrize(("command", "part"), [(command, part) for command, *part in HELPS])
-def test_every_help_fits_on_a_screen(monkeypatch, command, part):
+def test_every_help_fits_on_a_screen(monkeypatch):
     monkeypatch.setenv("COLUMNS", str(COLUMNS))
-    assert fits_on_a_screen(completion.help_of(COMMANDS[command], *part))
-
-
-def test_the_help_has_commands_to_copy_and_every_group_and_command(psrun):
-    assert fits_on_a_screen(psrun("checkpoint", "--help", COLUMNS=str(COLUMNS)).stdout)
-    done = psrun("--help", COLUMNS=str(COLUMNS))
-    assert done.code == 0
-    assert fits_on_a_screen(done.stdout)
-    assert len([line for line in done.stdout.splitlines() if line.startswith("  psrun ")]) == 5
-    words = done.stdout.replace(";", " ").split()
-    assert {path.name for path in CONF.iterdir() if path.is_dir() and path.name.isalpha()} | set(COMMANDS) <= set(words)
+    helps = {(command, *part): completion.help_of(COMMANDS[command], *part) for command, *part in HELPS}
+    assert [name for name, text in helps.items() if not fits_on_a_screen(text)] == []
 
 
 @pytest.mark.parametrize(
@@ -53,18 +41,14 @@ def test_the_help_has_commands_to_copy_and_every_group_and_command(psrun):
         ("psrun -m cluster=local cluster.num_p", ["cluster.num_ps="]),
         ("psrun checkpoint ", ["inspect", "verify", "diff"]),
         ("psrun checkpoint verify ru", ["runs/"]),
-        ("psrun submit kube", ["kubernetes"]),
         ("psrun submit kubernetes kubernetes.im", ["kubernetes.image="]),
         ("psrun submit kubernetes --no", ["--no-follow"]),
         ("psrun report --c", ["--columns", "--csv"]),
-        ("psrun data synthesize --sk", ["--skew"]),
-        ("psrun data ins", ["inspect"]),
         ("psrun data inspect --w", ["--weight", "--write"]),
         ("psrun resume=ru", ["resume=runs/"]),
         ("psrun --config-dir runs model=m", ["model=mine"]),
         ("psrun --multi", ["--multirun"]),
         ("psrun model=nonsense trainer=f", ["trainer=fit"]),
-        ("psrun 'a'b clust", ["cluster.", "cluster="]),
         ("psrun 'trainer.callbacks=[{", []),
         ("psrun seed.nonsense", []),
     ],
@@ -81,13 +65,6 @@ def test_completion_prints_only_the_answers(monkeypatch, capfd, tmp_path, line, 
     assert completion.main(COMMANDS, ["query=bash"], 0.0) == ExitCode.DONE
     output = capfd.readouterr()
     assert (output.out.split(), output.err) == (answers, "")
-
-
-def test_the_command_answers_without_tensorflow(psrun, tmp_path):
-    (tmp_path / "tensorflow.py").write_text("raise RuntimeError('imported')\n")  # which takes seconds
-    line = "psrun partitioner=m"
-    done = psrun("-sc", "query=bash", COMP_LINE=line, COMP_POINT=str(len(line)))
-    assert (done.code, done.stdout.split(), done.stderr) == (0, ["partitioner=max_size", "partitioner=min_size"], "")
 
 
 SHELLS = {
@@ -130,11 +107,10 @@ def shell(request, tmp_path):
     child.close(force=True)
 
 
-@pytest.mark.parametrize(
-    ("typed", "completed"), [("psrun cluster=inp", "rocess"), ("psrun rep", "ort"), ("psrun report ru", "ns/")]
-)
-def test_tab_completes_choices_commands_and_paths(shell, typed, completed):
-    shell.send(typed)
-    shell.expect_exact(typed)
-    shell.send("\t")
-    shell.expect_exact(completed)
+def test_tab_completes_choices_commands_and_paths(shell):
+    for typed, completed in (("psrun cluster=inp", "rocess"), ("psrun rep", "ort"), ("psrun report ru", "ns/")):
+        shell.send(typed)
+        shell.expect_exact(typed)
+        shell.send("\t")
+        shell.expect_exact(completed)
+        shell.send("\x15")  # Ctrl-U clears the line

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support import run_config
+from plain_config import loaded
 
 from psrun.config.topology import EVALUATOR, Task
 
@@ -39,7 +39,7 @@ SERVERS, PROCESSES, SYNCHRONOUS, ELSEWHERE, MACHINES = (
 def test_what_a_cluster_answers(overrides, true, size):
     sized = ("cluster.num_workers=2",) if size[0] == 2 else ()
     sized += ("cluster.num_ps=1",) if size[1] == 1 else ()
-    cluster = run_config("evaluation=none", *overrides, *sized).cluster
+    cluster = loaded("evaluation=none", *overrides, *sized).cluster
     assert {name for name in (SERVERS, PROCESSES, SYNCHRONOUS, ELSEWHERE, MACHINES) if getattr(cluster, name)} == true
     assert (cluster.num_workers, cluster.num_ps) == size
     assert (cluster.connect_timeout_s > 0) == (cluster.chief_timeout_s > 0) == (PROCESSES in true)
@@ -62,7 +62,7 @@ def test_what_a_cluster_answers(overrides, true, size):
 def test_what_an_evaluation_answers(kind, runs_on, due):
     trainer = ("trainer=fit",) if kind == "validation" else ()
     every = ("evaluation.every=2",) if runs_on == "coordinator" else ()
-    evaluation = run_config("cluster=local", f"evaluation={kind}", *trainer, *every).evaluation
+    evaluation = loaded("cluster=local", f"evaluation={kind}", *trainer, *every).evaluation
     assert (evaluation.runs_on, evaluation.sets_worker_aside) == (runs_on, kind == "sidecar_thread")
     assert (evaluation.is_due(2), evaluation.is_due(3)) == (due, False)
 
@@ -77,12 +77,12 @@ def test_what_an_evaluation_answers(kind, runs_on, due):
     ],
 )
 def test_what_a_partitioner_answers(overrides, splits, num_shards):
-    partitioner = run_config("cluster=inprocess", *overrides).partitioner
+    partitioner = loaded("cluster=inprocess", *overrides).partitioner
     assert (partitioner.splits, partitioner.num_shards) == (splits, num_shards)
 
 
 def test_what_checkpoints_and_trainers_answer():
-    run, other = run_config("trainer=fit"), run_config("checkpoint=none")
+    run, other = loaded("trainer=fit"), loaded("checkpoint=none")
     assert (run.checkpoint.are_taken, other.checkpoint.are_taken, other.checkpoint.best_metric) == (True, False, None)
     assert (run.trainer.uses_fit, other.trainer.uses_fit, list(other.trainer.callbacks)) == (True, False, [])
 
@@ -92,6 +92,6 @@ def test_what_checkpoints_and_trainers_answer():
     [("none", None, 0), ("sidecar", EVALUATOR, 1), ("sidecar_thread", Task("worker", 1), 0)],
 )
 def test_the_tasks_of_a_run(evaluation, evaluator, of_job):
-    run = run_config("cluster=local", "cluster.num_workers=2", "cluster.num_ps=1", f"evaluation={evaluation}")
+    run = loaded("cluster=local", "cluster.num_workers=2", "cluster.num_ps=1", f"evaluation={evaluation}")
     assert run.evaluator == evaluator
     assert run.num_tasks == {"chief": 1, "ps": 1, "worker": 2} | ({"evaluator": 1} if of_job else {})

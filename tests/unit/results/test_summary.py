@@ -6,11 +6,10 @@ import ast
 import functools
 import json
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
+from sources import PSRUN, modules, nodes
 
-import psrun
 from psrun.config.topology import Task
 from psrun.launch.hang_detector import TrainingStatus
 from psrun.launch.recoveries import Recoveries
@@ -20,7 +19,6 @@ from psrun.results.run_folder import RunFolder
 from psrun.results.staleness import statistics_by_worker
 from psrun.results.summary import CHANGES, PENDING, fold
 
-SOURCES = Path(psrun.__file__).parent
 SHARD = {"variable": "table", "task": "ps-0", "bytes": 8}
 EVALUATION = {"mode": "exact", "examples_seen": 100, "metrics": {"auc": 0.7}}
 LOST = {"task": "chief-0", "at_s": 1.0, "steps_repeated": 0}
@@ -53,6 +51,8 @@ CASES = [
     ("placement", {}, {"placement": [SHARD], "most_bytes": 8}, {"placement": [SHARD], "balance": {"most_bytes": 8}}),
     ("visitation", {}, {"epoch": 1}, {"visitation": [{"epoch": 1}]}),
     ("visitation", {"visitation": [{"epoch": 1}]}, {"epoch": 2}, {"visitation": [{"epoch": 1}, {"epoch": 2}]}),
+    ("visitation", {"visitation": [{"epoch": 1}, {"epoch": 2}]}, {"epoch": 2, "again": True},
+     {"visitation": [{"epoch": 1}, {"epoch": 2, "again": True}]}),
     ("epoch", {"metrics": {"val_auc": 0.5}}, {"epoch": 2, "metrics": {"loss": 1.0}, "steps": {"applied": 9}},
      {"metrics": {"loss": 1.0}, "steps": {"applied": 9}}),
     ("staleness", {}, {"epoch": 1, **STALE}, {"staleness": STALE}),
@@ -166,10 +166,10 @@ def test_one_that_was_lost_or_damaged_meanwhile_is_written_again(tmp_path, text)
 
 
 def calls() -> Iterator[tuple[str, ast.Call]]:
-    for path in SOURCES.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for path in modules():
+        for node in nodes(path):
             if isinstance(node, ast.Call):
-                yield str(path.relative_to(SOURCES)), node
+                yield str(path.relative_to(PSRUN)), node
 
 
 def name_of(call: ast.Call) -> str:

@@ -1,4 +1,7 @@
-"""`psrun data inspect`: what columns hold, what they may be, and that a run takes what it writes."""
+"""`psrun data inspect`: what columns hold, what they may be, and that a run takes what it writes.
+
+Mistakes: test_messages_config.py.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,6 @@ import yaml
 
 from psrun.data import feature_spec
 from psrun.data.commands import main
-from psrun.errors import ConfigError, DataError
 
 
 @pytest.fixture(autouse=True)
@@ -203,38 +205,6 @@ def test_the_table_fits_the_terminal(tmp_path, capsys, monkeypatch, width):
     table = lines[first:last]
     assert max(map(len, table)) <= width
     assert {"float32", "string", "omitted"} <= {word for line in table for word in line.split()}  # none is folded
-
-
-def test_mistakes_are_reported(tmp_path):
-    semicolons = str(write(tmp_path / "rows.csv", {"a": [1, 2], "liked": [0, 1]}, delimiter=";"))
-    weighted = str(write(tmp_path / "weighted.csv", {"w": [1, 2], "word": ["a", "b"]}))
-    headless = str(write(tmp_path / "headless.csv", {"0.5": [1, 2], "7": [0, 1]}))
-    constant = str(write(tmp_path / "constant.csv", {"x": [1, 2], "y": [1, 1]}))
-    for arguments, message in (
-        ([semicolons], "seems to be ';'; set --delimiter ';'"),
-        ([semicolons, "--label", "liked"], "--delimiter ';'"),
-        ([semicolons, "--delimiter", ";", "--label", "like"], "has no column 'like'. Did you mean 'liked'?"),
-        ([semicolons, "--delimiter", ";;"], "is ';;', must be one character"),
-        ([semicolons, "--encoding", "latin-x"], "unknown encoding"),
-        ([headless, "--label", "y"], "has no column 'y'. .*no header. set --columns NAME,NAME,..."),
-        ([constant, "--label", "y"], "column 'y' has one value, 1: there is nothing to learn"),
-        ([weighted, "--weight", "ws"], "has no column 'ws'. Did you mean 'w'?"),
-        ([weighted, "--label", "w", "--weight", "w"], "'w' is the label; choose another column for --weight"),
-        ([weighted, "--weight", "word"], "column 'word' of .* does not hold numbers"),
-        ([str(tmp_path / "rows.tfrecord")], "TFRecord files have no schema"),
-    ):
-        (tmp_path / "rows.tfrecord").write_text("x")
-        with pytest.raises(ConfigError, match=message):
-            main(["inspect", *arguments])
-    with pytest.raises(DataError, match="no such file"):
-        main(["inspect", str(tmp_path / "none.csv")])
-
-
-def test_other_columns_in_a_second_file_are_reported(tmp_path):
-    write(tmp_path / "a.csv", {"x": [1, 2], "y": [0, 1]})
-    write(tmp_path / "b.csv", {"x": [1, 2]})
-    with pytest.raises(DataError, match=r"the columns of .*b.csv differ from those of .*a.csv: it lacks 'y'"):
-        main(["inspect", str(tmp_path / "*.csv"), "--label", "y"])
 
 
 def test_what_is_written_describes_valid_features(tmp_path):
