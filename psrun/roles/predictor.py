@@ -174,6 +174,8 @@ def _write(
             )
             count += num_rows
             chief.preparing(f"predicting: {count:,} of {source.num_eval_examples:,} examples")
+            if count > source.num_eval_examples:  # perhaps it has no end
+                break
         if count != source.num_eval_examples:
             message = f"predicted {count} examples, but the data source reports {source.num_eval_examples}"
             raise DataError(f"{message} (num_eval_examples)")

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tables
+import table_files
 import tensorflow as tf
 from example_ids import AsOthersHaveIt
 from pyarrow import ipc
@@ -89,9 +89,9 @@ def of_files(ending: str) -> Callable[[Path], Case]:
         parts = [columns(range(NUM_TRAIN)), columns(range(NUM_TRAIN, NUM_TRAIN + NUM_EVAL))]
         paths = [folder / f"{name}.{ending}" for name in ("train", "eval")]
         for path, part in zip(paths, parts):
-            tables.write(path, {name: values for name, values in part.items() if name not in lacking})
+            table_files.write(path, {name: values for name, values in part.items() if name not in lacking})
         features = {name: options for name, options in FEATURES.items() if name not in lacking}
-        source = tables.table(paths[0], eval_path=str(paths[1]), features=features, task="binary")
+        source = table_files.table(paths[0], eval_path=str(paths[1]), features=features, task="binary")
         if "history" in features:
             assert source.facts["num_truncated_rows"] == {"history": 3, "tags": 0}
         return Case(source, *(as_read(part, list(features)) for part in parts))
@@ -102,11 +102,13 @@ def of_files(ending: str) -> Callable[[Path], Case]:
 def split_table(folder: Path) -> Case:
     """Evaluation examples from the same file: those that the source holds out, none of them twice or nowhere."""
     written = columns(range(NUM_TRAIN + NUM_EVAL))
-    path = tables.write(folder / "rows.parquet", written)
+    path = table_files.write(folder / "rows.parquet", written)
     features = {name: FEATURES[name] for name in ("id", "word")}
     split = {"by": "time", "column": "id", "fraction": NUM_EVAL / (NUM_TRAIN + NUM_EVAL)}
     rows = as_read(written, list(features))
-    return Case(tables.table(path, features=features, task="binary", split=split), rows[:NUM_TRAIN], rows[NUM_TRAIN:])
+    return Case(
+        table_files.table(path, features=features, task="binary", split=split), rows[:NUM_TRAIN], rows[NUM_TRAIN:]
+    )
 
 
 def criteo(folder: Path) -> Case:
@@ -236,16 +238,16 @@ def test_each_example_is_in_each_pass_once_in_an_order_by_seed_and_from_any_posi
     assert source.num_train_examples == num_train
     batches = list(source.train(batch_size=BATCH, seed=seed(1)).take(2 * num_train // BATCH))
     assert {len(batch[1]) for batch in batches} == {BATCH}
-    rows = tables.examples(batches)
+    rows = table_files.examples(batches)
     first = rows[:num_train]
     second = rows[num_train:]
     assert in_any_order(first) == in_any_order(second) == in_any_order(case.train)
     assert first != second
-    other = tables.examples(source.train(batch_size=BATCH, seed=seed(2)).take(1))
+    other = table_files.examples(source.train(batch_size=BATCH, seed=seed(2)).take(1))
     assert other != first[:BATCH]
     if trains_by_number(source):
         resumed = source.batches(endless(3), source.order(BATCH), seed(1)).take(2)
-        assert tables.examples(batch for _, _, batch in resumed) == rows[3 * BATCH : 5 * BATCH]
+        assert table_files.examples(batch for _, _, batch in resumed) == rows[3 * BATCH : 5 * BATCH]
 
 
 def test_evaluation_is_every_example_once_in_order(case):
@@ -253,10 +255,10 @@ def test_evaluation_is_every_example_once_in_order(case):
     assert source.num_eval_examples == len(case.evaluation) == NUM_EVAL
     batches = list(evaluation_batches(source, 5))
     assert [len(batch[1]) for batch in batches] == [5, 5, 5, 5, 3]
-    assert tables.examples(batches) == case.evaluation
+    assert table_files.examples(batches) == case.evaluation
     shards = [list(evaluation_batches(source, 5, (tf.constant(index, tf.int64), 2))) for index in range(2)]
     assert [len(shard) for shard in shards] == [2, 3]
-    assert tables.examples(batch for shard in shards for batch in shard) == case.evaluation
+    assert table_files.examples(batch for shard in shards for batch in shard) == case.evaluation
 
 
 def test_batches_are_as_the_features_say(case):
@@ -287,5 +289,5 @@ def test_files_of_each_format_have_the_rows_that_were_written(tmp_path, ending):
 def test_prepared_rows_of_several_record_batches_are_read_in_any_order(tmp_path, monkeypatch):
     monkeypatch.setattr("psrun.data.prepared_rows.BATCH_ROWS", 7)
     case = of_files("parquet")(tmp_path)
-    rows = tables.examples(case.source.train(batch_size=BATCH, seed=seed(1)).take(NUM_TRAIN // BATCH))
+    rows = table_files.examples(case.source.train(batch_size=BATCH, seed=seed(1)).take(NUM_TRAIN // BATCH))
     assert in_any_order(rows) == in_any_order(case.train)

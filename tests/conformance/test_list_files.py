@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import tables
-from tables import evaluated, read, write
+import table_files
+from table_files import evaluated, read, write
 
 from psrun.errors import DataError
 
@@ -16,7 +16,7 @@ FEATURES = {"history": HISTORY, "tags": {"dtype": "string", "max_values": 9, "co
 
 
 def table(path, **options):
-    return tables.table(path, **{"features": FEATURES, "task": "binary", **options})
+    return table_files.table(path, **{"features": FEATURES, "task": "binary", **options})
 
 
 def rows(count: int = 300) -> dict[str, list]:
@@ -115,8 +115,8 @@ def test_a_text_with_separators_is_a_list_in_every_record(tmp_path, words):
     """Also if all records have one value, which NumPy would make a matrix."""
     from psrun.data import columns, records
 
-    path = tables.write_records(
-        tmp_path / "rows.tfrecord", [tables.record({"words": [word] * bool(word)}) for word in words]
+    path = table_files.write_records(
+        tmp_path / "rows.tfrecord", [table_files.record({"words": [word] * bool(word)}) for word in words]
     )
     (piece,) = records.rows(str(path), ["words"])
     wanted = {"words": columns.ColumnSpec("words", "string", max_values=9, separator="|")}

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from pyarrow import ipc
 from support import truncated
-from tables import read, record, table, write, write_records
+from table_files import read, record, table, write, write_records
 
 from psrun.errors import DataError
 from psrun.results.run_folder import RunFolder

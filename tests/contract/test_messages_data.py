@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-import tables
+import table_files
 from list_features import Histories, own_data
 from support import run_config, stated
 
@@ -85,7 +85,7 @@ FILES: dict[str, dict[str, str | bytes]] = {
 def test_files(tmp_path, contents, snapshot):
     for name, content in contents.items():
         (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-    message = message_of(tables.table, tmp_path, label="y", split=0.1, tmp_path=tmp_path)
+    message = message_of(table_files.table, tmp_path, label="y", split=0.1, tmp_path=tmp_path)
     assert message == snapshot
     assert len(message.splitlines()) == 1
 
@@ -153,22 +153,22 @@ OPTIONS: dict[str, dict[str, Any]] = {
 def test_options(tmp_path, options, snapshot, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("rows.csv").write_text(GOOD)
-    assert message_of(tables.table, "rows.csv", label="y", **options, tmp_path=tmp_path) == snapshot
+    assert message_of(table_files.table, "rows.csv", label="y", **options, tmp_path=tmp_path) == snapshot
 
 
 def test_options_of_records_and_arrays(tmp_path, snapshot):
-    path = tables.write(tmp_path / "rows.tfrecord", {"x": [1.5, 2.5], "y": [0, 1]})
+    path = table_files.write(tmp_path / "rows.tfrecord", {"x": [1.5, 2.5], "y": [0, 1]})
     np.savez(tmp_path / "lengths.npz", x=np.arange(3.0), y=np.arange(2))
     np.savez(tmp_path / "objects.npz", x=np.array([1, "a", None], object), y=np.arange(3))
     given = {"label": "y", "tmp_path": tmp_path}
     split = {"by": "time", "column": "x"}
     assert {
-        "features": message_of(tables.table, path, **given),
-        "split": message_of(tables.table, path, features={"x": {}}, split=split, **given),
-        "width": message_of(tables.table, path, features={"x": {"width": 3}}, task="binary", **given),
-        "lengths": message_of(tables.table, tmp_path / "lengths.npz", **given),
-        "objects": message_of(tables.table, tmp_path / "objects.npz", **given),
-        "store": message_of(tables.table, "nowhere://rows/b.csv", **given),
+        "features": message_of(table_files.table, path, **given),
+        "split": message_of(table_files.table, path, features={"x": {}}, split=split, **given),
+        "width": message_of(table_files.table, path, features={"x": {"width": 3}}, task="binary", **given),
+        "lengths": message_of(table_files.table, tmp_path / "lengths.npz", **given),
+        "objects": message_of(table_files.table, tmp_path / "objects.npz", **given),
+        "store": message_of(table_files.table, "nowhere://rows/b.csv", **given),
         "cache": message_of(preparation.cache_folder, "s3://bucket", tmp_path=tmp_path),
     } == snapshot
 
@@ -188,8 +188,8 @@ def test_rows(tmp_path, row, snapshot):
     content = f'age,work,label\n1,"two\nlines",0\n\n{row}\n2,,1\n'
     path.write_bytes(content.encode("utf-8", "surrogateescape"))
     features = {"age": {}, "work": {"dtype": "string"}}
-    assert message_of(tables.table, path, features=features, task="binary", tmp_path=tmp_path) == snapshot
-    source = tables.table(path, features=features, task="binary", max_bad_rows=1)
+    assert message_of(table_files.table, path, features=features, task="binary", tmp_path=tmp_path) == snapshot
+    source = table_files.table(path, features=features, task="binary", max_bad_rows=1)
     assert (source.num_train_examples, source.facts["num_bad_rows"], len(source.warnings)) == (2, 1, 1)
 
 
@@ -204,8 +204,8 @@ def test_rows_of_lists(tmp_path, row, snapshot):
     path = tmp_path / "rows.csv"
     path.write_text(f"history,seconds,label\n1|2,0.5|1,1\n{row},0\n,,0\n")
     features = {"history": {"dtype": "int64", "num_buckets": 100, "max_values": 4, "weights": "seconds"}}
-    assert message_of(tables.table, path, features=features, task="binary", tmp_path=tmp_path) == snapshot
-    source = tables.table(path, features=features, task="binary", max_bad_rows=1)
+    assert message_of(table_files.table, path, features=features, task="binary", tmp_path=tmp_path) == snapshot
+    source = table_files.table(path, features=features, task="binary", max_bad_rows=1)
     assert (source.num_train_examples, source.facts["num_bad_rows"]) == (2, 1)
 
 
@@ -250,16 +250,16 @@ def test_vocabularies_and_sources(tmp_path, snapshot):
     three = Labelled(num_classes=3)
     words = Labelled(values=["no", "yes"])
     _, spec = words.train(batch_size=1, seed=np.int64(0)).element_spec
-    path = tables.write(tmp_path / "rows.csv", {"x": [1.5, 2.5], "label": ["True", "maybe"]})
+    path = table_files.write(tmp_path / "rows.csv", {"x": [1.5, 2.5], "label": ["True", "maybe"]})
     given = {"features": {"x": {}}, "label_vocabulary": ("no", "yes"), "tmp_path": tmp_path}
-    bad = tables.write(tmp_path / "bad.csv", {"x": [1.5, 2.5], "label": ["no", "maybe"]})
+    bad = table_files.write(tmp_path / "bad.csv", {"x": [1.5, 2.5], "label": ["no", "maybe"]})
     assert {
         "three of two": [problem.message for problem in labels.problems(plain, ("a", "b", "c"))],
         "two of three": [problem.message for problem in labels.problems(three, ("a", "b"))],
         "words of numbers": message_of(labels.to_class_numbers, plain, ("a", "b"), tmp_path=tmp_path),
         "no words": message_of(labels.check_numbers, spec, tmp_path=tmp_path),
-        "booleans of YAML": message_of(tables.table, path, **given),
-        "another word": message_of(tables.table, bad, **given),
+        "booleans of YAML": message_of(table_files.table, path, **given),
+        "another word": message_of(table_files.table, bad, **given),
     } == snapshot
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-import tables
+import table_files
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -56,7 +56,7 @@ def test_integers_of_every_width_are_read_and_guessed_as_they_are(tmp_path_facto
     present = sorted({value for value in values if value is not None})
     fitting = [-7 if value is None else value for value in values if value is None or value < 2**63]
     for ending in ("csv", "parquet", "feather", "jsonl", *(["npz"] if None not in values else [])):
-        path = tables.write(folder / f"rows.{ending}", {"user_id": rows})
+        path = table_files.write(folder / f"rows.{ending}", {"user_id": rows})
         found, bad = read(path, "user_id", "int64", -7)
         assert (found, len(bad)) == (fitting * REPEATS, (len(values) - len(fitting)) * REPEATS)
         texts = [b"" if value is None else str(value).encode() for value in values]
@@ -78,7 +78,7 @@ def ends(kind: str) -> tuple[int, int]:
 
 @pytest.mark.tensorflow
 def test_integers_of_records(tmp_path):
-    path = tables.write(tmp_path / "rows.tfrecord", {"x": pa.array([*ENDS["int64"], None], pa.int64())})
+    path = table_files.write(tmp_path / "rows.tfrecord", {"x": pa.array([*ENDS["int64"], None], pa.int64())})
     assert read(path, "x", "int64", -7) == ([*ENDS["int64"], -7], [])
     assert read(path, "x", "string", "") == ([*(str(each).encode() for each in ENDS["int64"]), b""], [])
 
@@ -88,7 +88,7 @@ def test_integers_of_records(tmp_path):
 def test_files_whose_integers_have_different_types(tmp_path, kinds, ending):
     ids = {"int64": [-5, 2**53 + 1], "uint64": [2**53 + 1, 2**64 - 1]}
     paths = [
-        tables.write(tmp_path / f"{number}.{ending}", {"user_id": pa.array(ids[kind] * REPEATS, kind)})
+        table_files.write(tmp_path / f"{number}.{ending}", {"user_id": pa.array(ids[kind] * REPEATS, kind)})
         for number, kind in enumerate(kinds)
     ]
     looked = profiles.profile_files([str(path) for path in paths], layout_of(paths[0]), cache=None)
@@ -101,7 +101,7 @@ def test_decimals_and_lists_hold_integers_too(tmp_path):
     ids = [2**53 + 1, 2**53, 2**63 - 1, -(2**63), None, 2**63]
     for scale in (0, 2):
         values = [None if each is None else decimal.Decimal(each) for each in ids]
-        path = tables.write(tmp_path / "rows.parquet", {"x": pa.array(values, pa.decimal128(30, scale))})
+        path = table_files.write(tmp_path / "rows.parquet", {"x": pa.array(values, pa.decimal128(30, scale))})
         found, bad = read(path, "x", "int64", -1)
         assert found == [*ids[:4], -1]
         assert [place for place, _ in bad] == [5]
@@ -120,7 +120,7 @@ def test_decimals_and_lists_hold_integers_too(tmp_path):
 def test_integers_are_shown_with_all_their_digits(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     ids = [2**60 + number for number in range(8)] * 50
-    path = tables.write(tmp_path / "rows.csv", {"user_id": ids, "y": [0, 1] * 200, "item_id": [None, *ids[1:]]})
+    path = table_files.write(tmp_path / "rows.csv", {"user_id": ids, "y": [0, 1] * 200, "item_id": [None, *ids[1:]]})
     into = tmp_path / "conf" / "data" / "rows.yaml"
     main(["inspect", str(path), "--label", "y", "--write", str(into)])
     shown = {line.split(" ")[0]: line for line in capsys.readouterr().out.splitlines()}

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyarrow import ipc, parquet
-from tables import write
+from table_files import write
 
 from psrun.data import columns, files, formats
 from psrun.data.columns import ColumnSpec

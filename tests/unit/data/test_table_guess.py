@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-import tables
+import table_files
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -53,7 +53,7 @@ def guessed(columns: dict[str, list], path: Path) -> dict[str, Any]:
     """The options of each feature, and the label that each column would be; a missing text may be empty or null."""
     known = {name: pa.array(values, pa.string() if set(map(type, values)) == {type(None)} else None)
              for name, values in columns.items()}  # fmt: skip
-    tables.write(path, known)
+    table_files.write(path, known)
     form = formats.detect([str(path)])
     looked = profiles.profile_files([str(path)], formats.Layout(form, formats.TEXT.get(form, ",")), cache=None)
     found: dict[str, Any] = {}
@@ -102,7 +102,7 @@ def test_what_inspect_writes_is_what_a_run_infers(tmp_path, monkeypatch, capsys)
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     rng = np.random.default_rng(1)
-    path = tables.write(tmp_path / "rows.csv", {
+    path = table_files.write(tmp_path / "rows.csv", {
         "age": rng.integers(60, size=1200), "word": rng.choice(["a", "b", "NA"], 1200),
         "rate": rng.choice(["1.5", "?", "2"], 1200), "price": [f"${n % 90}" for n in range(1200)],
         "sold": [f"2026-{n % 12 + 1:02}-03" for n in range(1200)], "user_id": rng.integers(300, size=1200),
