@@ -40,7 +40,7 @@ COMMAND_LINES = [
     "--multrun seed=1", "--config-dir", "-m --config-dir -r seed=1,2", "--resolve", "--config-path own",
     "--experimental-rerun x", "-m trainer.epochs", "-m seed=1,2 --cfg job", "hydra.mode=MULTIRUN", "modle=?",
     "--config-dir nowhere", "hydra.run.dir=afile/run", "hydra.run.dir=/proc/run", "reprot", "-sc install=tcsh",
-    "--hydra-help seed=[1", "--info config trainer.epoch=2", "++resume=run",
+    "--cfg job model=dense model=cnn", "--info config trainer.epoch=2", "++resume=run",
 ]  # fmt: skip
 
 # Mistakes that are all reported at once, each with what to write instead.
