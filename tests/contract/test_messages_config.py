@@ -40,7 +40,7 @@ COMMAND_LINES = [
     "--multrun seed=1", "--config-dir", "-m --config-dir -r seed=1,2", "--resolve", "--config-path own",
     "--experimental-rerun x", "-m trainer.epochs", "-m seed=1,2 --cfg job", "hydra.mode=MULTIRUN", "modle=?",
     "--config-dir nowhere", "hydra.run.dir=afile/run", "hydra.run.dir=/proc/run", "reprot", "-sc install=tcsh",
-    "--hydra-help seed=[1", "--info config trainer.epoch=2", "++resume=run",
+    "--cfg job model=dense model=cnn", "--info config trainer.epoch=2", "++resume=run",
 ]  # fmt: skip
 
 # Mistakes that are all reported at once, each with what to write instead.
@@ -233,6 +233,8 @@ def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")  # as the command does
     monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    sys.modules.pop("mine", None)
 
 
 def written(path: Path, content: bytes) -> None:
@@ -320,9 +322,8 @@ def called(node: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("node", TARGETS)
-def test_a_target(snapshot, monkeypatch, tmp_path, node):
+def test_a_target(snapshot, tmp_path, node):
     written(tmp_path / "mine.py", MINE.encode())
-    monkeypatch.delitem(sys.modules, "mine", raising=False)
     with pytest.raises(ConfigError) as raised:
         called(yaml.safe_load(node))
     assert stated(raised.value, tmp=tmp_path) == snapshot
