@@ -304,6 +304,7 @@ def test_jobs_with_the_same_choices_are_composed_once(tmp_path, monkeypatch, com
     monkeypatch.setattr("psrun.launch.sweeps.runner.SignalHandler.install", lambda self: None)
     monkeypatch.setattr("psrun.launch.sweeps.runner.SweepRunner.start_fork_server", lambda self: None)
     monkeypatch.setattr("psrun.process.outlive_stdout", lambda terminal: None)
+    monkeypatch.setattr(hydra_sweeps, "_end_workers", lambda: None)  # it ends what other tests need, as Keras 3's trees
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     subdir = "hydra.sweep.subdir=${hydra:job.num}/${now:%f}"  # is the same where the job is checked and where it runs
