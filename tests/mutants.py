@@ -101,7 +101,7 @@ def _run_pytest(root: Path, output: Path, arguments: list[str]) -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
     sys.path[0] = str(root)
     importlib.invalidate_caches()
-    import pytest  # noqa: PLC0415
+    import pytest
 
     os._exit(pytest.main(["-x", "-m", "not release", "-p", "no:cacheprovider", *arguments]))
 
