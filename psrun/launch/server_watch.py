@@ -23,6 +23,8 @@ from psrun.results.events import Reporter
 _LOG = logging.getLogger(__name__)
 _EVERY_S = 1.0
 ANSWER_WITHIN_S = 2.0
+_ASK_AGAIN_S = 0.05
+_CLOSED_WITHIN_S = 5.0
 _HELD_UP_S = 10.0  # longer than a round: three questions to each server, and a connection cut
 
 
@@ -78,11 +80,20 @@ class Watch:
         self._thread.join(2 * ANSWER_WITHIN_S)
 
     def check_parameter_servers(self) -> None:
-        """Call when a step has failed. Raises TaskLostError if a parameter server has exited or was restarted."""
+        """Call when a step has failed. Raises TaskLostError if a parameter server has exited or was restarted.
+
+        Asks again, for `_CLOSED_WITHIN_S`, while one neither answers nor refuses: the kernel takes a moment to close
+        the port of a process that was killed, and its workers see the end before.
+        """
         servers = {task: address for task, address in self._addresses.items() if task.job == "ps"}
-        statuses = self._ask(servers)
-        with self._lock:
-            self._find_lost(statuses)
+        began_s = time.monotonic()
+        while True:
+            statuses = self._ask(servers)
+            with self._lock:
+                self._find_lost(statuses)
+            if all(status.answers for status in statuses.values()) or time.monotonic() > began_s + _CLOSED_WITHIN_S:
+                return
+            time.sleep(_ASK_AGAIN_S)
 
     def _run(self) -> None:
         while not self._ended.wait(_EVERY_S):

@@ -41,12 +41,13 @@ class Events:
 class Watched:
     """A watch that looks a hundred times a second, with time limits to match."""
 
-    def __init__(self, monkeypatch, **options):
+    def __init__(self, monkeypatch, **own_limits):
         monkeypatch.setattr(server_watch, "_EVERY_S", 0.01)
         monkeypatch.setattr(server_watch, "sever", lambda others: self.severed.append(others))
         monkeypatch.setattr(server_watch, "peers", lambda address: {(address, 1)})
         limits = {"connect_timeout_s": 0.5, "chief_timeout_s": 1, "heartbeat_timeout_s": 0.1, "start_timeout_s": 60}
         limits |= {"progress_timeout_s": 0.4, "progress_factor": 1, "placement": "greedy"}
+        limits |= own_limits
         self.silent, self.refused, self.started_again = set(), set(), {}
         self.severed, self.given_up = [], []
         self.sign, self.steps, self.goes_on, self.asked = "training", 0, True, 0
@@ -57,7 +58,7 @@ class Watched:
         self.rows = recoveries.rows
         self.watch = server_watch.Watch(
             choices.TfConfig("tf_config", **limits), Topology(ADDRESSES, Task("chief", 0)), reporter, recoveries,
-            ask=self.ask, training=self.look, give_up=self.given_up.append, **options,
+            ask=self.ask, training=self.look, give_up=self.given_up.append,
         )  # fmt: skip
         self.watch.start()
 
@@ -184,6 +185,15 @@ def test_a_parameter_server_that_ends_or_was_started_again_ends_the_run_at_once(
     with pytest.raises(TaskLostError, match="start ps and chief again"):  # also where a step has failed for it
         watched.watch.check_parameter_servers()
     assert watched.events.seen == [("failure", "ps-0")]
+
+
+def test_a_parameter_server_whose_port_is_not_closed_yet_is_asked_again(monkeypatch):
+    watched = Watched(monkeypatch, heartbeat_timeout_s=60)
+    watched.watch.stop()
+    answers = iter([ServerStatus(answers=False), ServerStatus(answers=False), ServerStatus(answers=False, refused=True)])
+    watched.status = lambda address: next(answers)
+    with pytest.raises(TaskLostError, match="ps-0 has ended"):
+        watched.watch.check_parameter_servers()
 
 
 LOST = {"type": "TaskLostError", "message": "ps-0 has ended", "task": "ps-0"}
