@@ -48,7 +48,7 @@ def _check_inputs(network: tf_keras.Model, features: Any) -> None:
     if not isinstance(features, Mapping):
         flat = tf.nest.flatten(features)
         features = dict(zip(inputs, flat)) if len(flat) == len(inputs) else {}
-    for name in inputs.keys() & features.keys():
+    for name in (each for each in inputs if each in features):
         takes_lists = inputs[name]
         if isinstance(features[name], tf.RaggedTensorSpec) and not takes_lists:
             message = f"its input {name} takes one value per example, but the data has lists (RaggedTensor)"
