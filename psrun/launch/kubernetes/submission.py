@@ -176,7 +176,7 @@ def _of_resources(key: str, resources: choices.PodResources) -> Iterator[Problem
             if quantity(str(value)) is None:
                 message = f"is {value!r}, must be a Kubernetes quantity, such as 2, 500m or 4Gi"
                 yield Problem(f"{key}.{part}.{name}", message)
-    for name in resources.requests.keys() & resources.limits.keys():
+    for name in (each for each in resources.requests if each in resources.limits):
         request, limit = (quantity(str(of[name])) for of in (resources.requests, resources.limits))
         if request is not None and limit is not None and request > limit:
             message = f"is {resources.requests[name]}, more than the limit of {resources.limits[name]}"
