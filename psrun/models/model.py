@@ -12,6 +12,7 @@ import tf_keras
 
 from psrun.data.source import DataSource, Feature
 from psrun.errors import ExportError
+from psrun.tf_internals.keras import reserve_layer_names
 from psrun.tf_internals.tracing import converted
 
 Preprocessing = Callable[[dict[str, tf.Tensor]], Any]
@@ -62,6 +63,7 @@ class Model:
 
 def inputs(features: dict[str, Feature]) -> dict[str, tf_keras.Input]:
     """A Keras input for each feature, (batch, *shape); ragged for lists."""
+    reserve_layer_names(features)
     return {
         name: tf_keras.Input(feature.shape, dtype=feature.dtype, name=name, ragged=feature.is_list)
         for name, feature in features.items()

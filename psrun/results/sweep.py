@@ -272,6 +272,9 @@ class Sweep:
     def end(self, status: str) -> None:
         """Records the end of the sweep. Raises SweepError if that is not possible."""
         self.status = status
+        for number, job in self.jobs.items():
+            if job.status == "starting":  # it was ended before it recorded anything
+                self.jobs[number] = replace(job, status="waiting", doing="waiting")
         shutil.rmtree(self._shared, ignore_errors=True)
         self.write()
 

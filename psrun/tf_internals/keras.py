@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -41,6 +42,19 @@ def build_metrics(container: Any, prediction: Any, label: Any) -> None:
     Labels may be by the names of outputs that come as a list, which only `update_state` allows for.
     """
     container.build(prediction, container._conform_to_outputs(prediction, label))
+
+
+def reserve_layer_names(names: Iterable[str]) -> None:
+    """Keeps Keras from giving one of `names` to a layer that has no name.
+
+    It numbers them by class: dense, dense_1, ... A model must not have two layers, such as an input and a layer, of one
+    name. The counters start behind the numbers of `names` (tf-keras 2.21).
+    """
+    for name in names:
+        match = re.fullmatch(r"(.*?)(?:_(\d{1,4}))?", name, re.DOTALL)
+        assert match is not None
+        for _ in range(int(match[2] or 0) + 1):
+            backend.unique_object_name(match[1], zero_based=True)
 
 
 def named_alone(make: Callable[[], Any]) -> Any:

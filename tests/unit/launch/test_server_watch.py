@@ -190,7 +190,9 @@ def test_a_parameter_server_that_ends_or_was_started_again_ends_the_run_at_once(
 def test_a_parameter_server_whose_port_is_not_closed_yet_is_asked_again(monkeypatch):
     watched = Watched(monkeypatch, heartbeat_timeout_s=60)
     watched.watch.stop()
-    answers = iter([ServerStatus(answers=False), ServerStatus(answers=False), ServerStatus(answers=False, refused=True)])
+    answers = iter(
+        [ServerStatus(answers=False), ServerStatus(answers=False), ServerStatus(answers=False, refused=True)]
+    )
     watched.status = lambda address: next(answers)
     with pytest.raises(TaskLostError, match="ps-0 has ended"):
         watched.watch.check_parameter_servers()

@@ -65,9 +65,13 @@ def test_a_network_without_boundaries_has_no_encoding() -> None:
 
 @pytest.mark.parametrize(
     "names",
-    [("prediction", "prediction_", "dense", "rescaling"), ("age", "age_scaled", "standardized_prediction")],
+    [
+        ("prediction", "prediction_", "dense", "dense_2", "rescaling_1"),
+        ("age", "age_scaled", "standardized_prediction", "concatenate", "rescaling"),
+    ],
 )
 def test_features_may_have_the_names_that_layers_could_have(names: tuple[str, ...]) -> None:
+    tf_keras.backend.reset_uids()  # as in a new process: Keras numbers layers over all models
     wide_deep(source(dict.fromkeys(names, AGE), "regression", label_mean=3.0, label_deviation=2.0))
     wide_deep(source({name: CITY for name in [*names, "city", "city_ids"]}))
 
