@@ -25,6 +25,7 @@ from psrun.training.loop import TrainingRun
 from psrun.training.metric_policies import MetricPolicies
 
 NUM_EVAL = 10
+MOST_PIECES = 1_000
 
 
 class Killed(BaseException):
@@ -171,8 +172,11 @@ class ScriptedTraining:
         self.run.actions = actions.in_order(
             self.run, hooks=hooks, policies=policies, schedule=schedule, evaluator=evaluator
         )
+        pieces = 0
         for epoch in self.run.epochs(self.program.join):
             for piece in epoch.pieces():
+                pieces += 1
+                assert pieces < MOST_PIECES, "the training does not end"
                 piece.num_steps = min(piece.max_steps, self._script.packed)
                 self.program.schedule(piece.num_steps)
                 self.moment(f"scheduled {self.run.start.scheduled + self.run.scheduled + piece.num_steps}")
