@@ -115,6 +115,8 @@ ANCHORS = "[...document.querySelectorAll('[id]')].map((each) => each.id)"
 
 @pytest.mark.browser
 def test_every_page_fits_the_window_and_no_link_is_broken(site, address, browser):
+    import playwright.sync_api
+
     wrong, links, anchors = [], {}, {}
     page = browser.new_page()
     page.on("console", lambda message: wrong.append(message.text))
@@ -126,7 +128,10 @@ def test_every_page_fits_the_window_and_no_link_is_broken(site, address, browser
         for width in (1300, 420):  # a table of contents at both sides, and a telephone
             page.set_viewport_size({"width": width, "height": 850})
             page.evaluate(SETTLED)
-            if (wide := page.evaluate("document.documentElement.scrollWidth")) > width:
+            try:  # its scripts lay out a page again, beside other load seconds later
+                page.wait_for_function(f"document.documentElement.scrollWidth <= {width}", timeout=10_000)
+            except playwright.sync_api.TimeoutError:
+                wide = page.evaluate("document.documentElement.scrollWidth")
                 wrong.append(f"{url} is {wide} wide, the window {width}")
             # Diagrams scroll on a telephone.
             cut = [block for block in page.evaluate(CUT) if width > 420 or "language-text" not in block]

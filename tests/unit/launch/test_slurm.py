@@ -8,6 +8,7 @@ import os
 import subprocess
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -316,12 +317,16 @@ def test_slurm_may_be_silent_for_a_while(fake, tmp_path, monkeypatch):
 # -- steps
 
 
-def test_a_process_that_another_one_replaces_sees_it(tmp_path):
+def test_a_process_that_another_one_replaces_ends(tmp_path, monkeypatch):
     assert task_files.is_replaced(tmp_path, "ps-0", "slurm-7.0")
     task_files.claim(tmp_path, "ps-0", "slurm-7.0")
     assert not task_files.is_replaced(tmp_path, "ps-0", "slurm-7.0")
     task_files.claim(tmp_path, "ps-0", "slurm-7.1")
     assert task_files.is_replaced(tmp_path, "ps-0", "slurm-7.0")
+    nothing = iter([([], [], [])] * 3)
+    monkeypatch.setattr(task_step, "select", SimpleNamespace(select=lambda *_: next(nothing)))
+    monkeypatch.setattr(task_step, "_LOOK_EVERY_S", -1.0)
+    task_step.TaskStep(Task("ps", 0), tmp_path, "slurm-7.0").serve()  # ends
 
 
 def test_the_address_of_an_interface():

@@ -47,14 +47,15 @@ def test_only_keras3_alone_takes_other_steps_for_ids_that_repeat(name: str, dens
 
 
 def test_the_dropouts_of_a_step_drop_different_values() -> None:
-    """Workers share no state of random numbers: each operation has a seed of its own."""
+    """Also those of one layer. Workers share no state of random numbers: each operation has a seed of its own."""
     import keras
 
     from psrun.program.keras3_models import returned_model
 
     def model() -> keras.Model:
         inputs = keras.Input((200,))
-        return keras.Model(inputs, [keras.layers.Dropout(0.5)(inputs), keras.layers.Dropout(0.5)(inputs)])
+        dropout = keras.layers.Dropout(0.5)
+        return keras.Model(inputs, [dropout(inputs), dropout(inputs)])
 
     network = returned_model(lambda: keras, model, seed=1).network
     step = tf.function(lambda: network(tf.ones([1, 200]), training=True))
