@@ -404,7 +404,8 @@ class SweepReader:
                 self._known[path] = (stamp_s, state)
                 return state
         log_s = reading.changed_s(RunFolder(path).log(LOG))
-        has_begun = log_s and is_planned and self._sweep and log_s >= self._sweep.started_s
+        sweep = self._sweep
+        has_begun = log_s and is_planned and sweep and log_s >= sweep.started_s and sweep.status == "running"
         status = "starting" if has_begun else "waiting"
         return replace(job, status=status, doing=status, written_s=reading.changed_s(path))
 

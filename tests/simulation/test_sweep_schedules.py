@@ -251,6 +251,7 @@ class Simulation:
         recorded = {job["folder"]: job["status"] for job in record["jobs"]}
         counted = {name for name, status in statuses.items() if self._is_final(status) or name in self.machine.started}
         assert recorded == {name: (name in counted and status) or "waiting" for name, status in statuses.items()}
+        assert {job.folder: job.status for job in SweepReader(self.folder).look().jobs} == recorded
         cannot_resume = self.schedule.checkpoint == "none"
         if self._process.code in (130, 175):  # a job hangs, and the user gave up
             assert record["status"] == "interrupted"
