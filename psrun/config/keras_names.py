@@ -9,6 +9,7 @@ from typing import Any
 from psrun.config import schema, targets
 from psrun.config.run_config import ModelKeys
 from psrun.errors import Problem
+from psrun.metrics import names as own_names
 
 # Names that Keras resolves by the shapes of labels and predictions; they are in no module.
 BY_SHAPE = frozenset({"accuracy", "acc", "crossentropy", "ce"})
@@ -29,6 +30,24 @@ def problems(keys: ModelKeys) -> list[Problem]:
     if keys.class_weight is not None:
         problems += _of_class_weight(keys.class_weight)
     return problems
+
+
+def is_metric(name: str) -> bool:
+    """Whether tf-keras or psrun has a metric of this name."""
+    return name in metrics() or name.lower() in BY_SHAPE or _parsed(name) is not None
+
+
+def names_of_lists(keys: ModelKeys) -> list[str]:
+    """The names, or targets, of the metrics of lists in `model.metrics`."""
+    nodes = [node["_target_"] if isinstance(node, Mapping) else node for _, node in _metrics(keys.metrics)]
+    return [node for node in nodes if _parsed(node) or str(node).startswith("psrun.metrics.ranking.")]
+
+
+def _parsed(name: Any) -> Any:
+    try:
+        return own_names.parse(name) if isinstance(name, str) else None
+    except ValueError:
+        return None
 
 
 def problem_of_keras3(target: str, kind: str) -> str | None:
@@ -56,8 +75,8 @@ def losses() -> frozenset[str]:
 
 @functools.cache
 def metrics() -> frozenset[str]:
-    """The names of Keras' metrics."""
-    return (targets.names_in("tf_keras.metrics") - _NO_NAMES) | BY_SHAPE
+    """The names of Keras' metrics, and of those of psrun that need no length of a list."""
+    return (targets.names_in("tf_keras.metrics") - _NO_NAMES) | BY_SHAPE | {*own_names.COUNTERS}
 
 
 def _losses(node: Any) -> Iterator[tuple[str, Any]]:
@@ -87,10 +106,22 @@ def _check(node: Any, key: str, kind: str, problems: list[Problem]) -> None:
     elif not isinstance(node, str):
         message = f"is {node!r}, must be a name in tf_keras.{kind}, or a _target_ with its arguments"
         problems.append(Problem(key, message))
+    elif kind == "metrics" and _is_of_lists(node, key, problems):
+        return
     elif node not in names and node.lower() not in BY_SHAPE:
         own = " Name your own callable with _target_." if "." in node else ""
-        guess = schema.did_you_mean(node, names)
+        also = own_names.EXAMPLES if kind == "metrics" else ()
+        guess = schema.did_you_mean(node, [*names, *also])
         problems.append(Problem(key, f"is '{node}', which is not in tf_keras.{kind}.{guess}{own}"))
+
+
+def _is_of_lists(name: str, key: str, problems: list[Problem]) -> bool:
+    """Whether a name is that of a metric of lists; adds the problem with its length, if there is one."""
+    try:
+        return own_names.parse(name) is not None
+    except ValueError as error:
+        problems.append(Problem(key, f"{name} {error}"))
+        return True
 
 
 def _of_class_weight(node: Any) -> Iterator[Problem]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from psrun.config import choices, consistency_rules, keras_callbacks, topology
+from psrun.config import choices, consistency_rules, keras_callbacks, keras_names, topology
 from psrun.config.run_config import OF_A_RUN, RunConfig
 from psrun.errors import Problem
 
@@ -27,6 +27,7 @@ def problems(config: RunConfig) -> list[Problem]:
         _of_callbacks,
         _of_checkpoints,
         _of_the_sidecar,
+        _of_lists,
         _of_what_follows,
         _of_monitors,
         _of_restoring,
@@ -174,6 +175,23 @@ def _of_the_sidecar(config: RunConfig) -> Iterator[Problem]:
     if config.export.best:
         message = "requires psrun's own checkpoints; choose checkpoint=epoch and remove evaluation.checkpoint_dir"
         yield Problem("export.best", message)
+
+
+def _of_lists(config: RunConfig) -> Iterator[Problem]:
+    """Problems of metrics that need all examples of a user or a segment together."""
+    evaluation = config.evaluation
+    of_lists = keras_names.names_of_lists(config.model_keys)
+    if evaluation.runs_on == "fit" and (of_lists or evaluation.by):
+        what = of_lists[0] if of_lists else "evaluation.by"
+        message = f"is validation, Keras' own, which cannot group examples as {what} needs; choose exact"
+        yield Problem("evaluation", message)
+    elif of_lists and evaluation.runs_on is None:
+        yield Problem("model.metrics", f"has {of_lists[0]}, a metric of evaluations, but evaluation is none")
+    elif of_lists and evaluation.user is None:
+        message = f"is required for {of_lists[0]}, a metric of lists by user; set it to the feature with the users"
+        yield Problem("evaluation.user", message)
+    if len(set(evaluation.by)) < len(evaluation.by):
+        yield Problem("evaluation.by", "lists a feature twice")
 
 
 def _of_what_follows(config: RunConfig) -> Iterator[Problem]:

@@ -136,7 +136,7 @@ def converted_metrics(metrics: Any) -> Any:
 
 
 def _metric(metric: Any) -> Any:
-    if isinstance(metric, str) and metric not in keras_names.metrics() and metric.lower() not in keras_names.BY_SHAPE:
+    if isinstance(metric, str) and not keras_names.is_metric(metric):
         metric = keras.metrics.get(metric)
     return _twin(metric) if isinstance(metric, keras.metrics.Metric) else metric
 

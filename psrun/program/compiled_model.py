@@ -27,7 +27,7 @@ from psrun.data.source import (
 )
 from psrun.errors import ConfigError, Problem
 from psrun.models.model import Model
-from psrun.program import class_weights, list_inputs, lookups, objective
+from psrun.program import class_weights, evaluation_keys, list_inputs, lookups, objective
 from psrun.program.evaluation_sizes import eval_batch_size
 from psrun.program.example_counter import ExamplesSeen
 from psrun.program.train_step import OwnTrainStep
@@ -76,6 +76,15 @@ class Program:
     def metric_names(self) -> list[str]:
         """Names of the metrics that the network was compiled with."""
         return [metric.name for metric in self.network.compiled_metrics.metrics if not isinstance(metric, ExamplesSeen)]
+
+    @property
+    def ranking_metric_names(self) -> list[str]:
+        """Names of the metrics of lists, which only evaluations have."""
+        return [
+            objective.name_in(output, metric)
+            for output, metrics in objective.ranking_metrics_of(self.model).items()
+            for metric in metrics
+        ]
 
     @property
     def gradients_per_update(self) -> int:
@@ -172,6 +181,11 @@ class Program:
         return self.evaluation_dataset()
 
     @functools.cached_property
+    def evaluation_keys(self) -> evaluation_keys.EvaluationKeys | None:
+        """By what metrics group the evaluation examples; None if none does. Raises ConfigError."""
+        return evaluation_keys.make(self.config, self.model, self.source.features)
+
+    @functools.cached_property
     def batch_spec(self) -> Any:
         """The spec of a training batch.
 
@@ -225,6 +239,20 @@ class Program:
           shard: the index of a shard, from 0, and how many there are; for only the examples of that one.
         """
         return self._preprocessed(evaluation_batches(self.source, eval_batch_size(self.config), shard), self._ready)
+
+    def measured_dataset(self, context: Any = None, *, shard: tuple[tf.Tensor, int] | None = None) -> tf.data.Dataset:
+        """As `evaluation_dataset`; if metrics group examples, each batch has four elements: features, label, weight (()
+        without weights) and keys (`EvaluationKeys.of`).
+        """
+        keys = self.evaluation_keys
+        if keys is None:
+            return self.evaluation_dataset(context, shard=shard)
+
+        def with_keys(features: Any, label: Any, weight: Any = ()) -> Any:
+            features, label, *_ = self._ready(raw := list_inputs.ragged(features), label)
+            return features, label, weight, keys.of(raw)
+
+        return evaluation_batches(self.source, eval_batch_size(self.config), shard).map(with_keys).prefetch(2)
 
     def _ready(self, features: Any, label: Any, *rest: Any) -> Any:
         if self.to_class_numbers is not None:

@@ -16,12 +16,15 @@ from psrun.config.keras_names import BY_SHAPE
 from psrun.data.source import Task
 from psrun.errors import ConfigError, Problem
 from psrun.layers.adapter import AdaptedModel
+from psrun.metrics import counters, ranking
+from psrun.metrics.ranking import RankingMetric
 from psrun.models.model import Model
 from psrun.tf_internals import keras
 
 _BINARY_ACCURACY = ("accuracy", "acc", "binary_accuracy", "binaryaccuracy")
 # Rounding errors of averaged probabilities stay within this margin; logits exceed it soon.
 _TOLERANCE = 1e-5
+_TRAINING_BITS = 8  # of the counters of an AUC: each closure sends them, and each step of `fit` reads them
 _OF_POSITIVES = (tf_keras.metrics.Recall, tf_keras.metrics.PrecisionAtRecall, tf_keras.metrics.RecallAtPrecision)
 _OF_BOTH = (
     tf_keras.metrics.AUC,
@@ -92,14 +95,50 @@ def loss_of(model: Model, task: str | None) -> Any:
     return kind(from_logits=bool(model.from_logits))
 
 
-def metrics_of(model: Model, task: str | None) -> Any:
+def metrics_of(model: Model, task: str | None, *, evaluating: bool = False) -> Any:
     """New metric objects, as `compile` takes them: those that the configuration names or the model brings, or the usual
-    ones of the data's task. Their names do not depend on other metrics of the process.
+    ones of the data's task, without metrics of lists. Their names do not depend on other metrics of the process.
+
+    Args:
+      evaluating: whether they are of an evaluation; in training an AUC has fewer counters.
     """
-    metrics = tf_keras.metrics
     make = model.metrics
-    if make is not None:
-        return keras.named_alone(lambda: _objects(make()))
+    made = _usual_metrics(model, task) if make is None else keras.named_alone(lambda: _objects(make()))
+    return _map_metrics(lambda metrics: [_for_training(each) for each in metrics] if not evaluating else metrics, made)
+
+
+def ranking_metrics_of(model: Model) -> dict[str, list[RankingMetric]]:
+    """The configured metrics of lists, by output; '' where metrics are not by output."""
+    made = [] if model.metrics is None else _objects(model.metrics())
+    by_output = made if isinstance(made, Mapping) else {"": made}
+    return {
+        output: found
+        for output, items in by_output.items()
+        if (found := [each for each in tf.nest.flatten(items) if isinstance(each, RankingMetric)])
+    }
+
+
+def name_in(output: str, metric: RankingMetric) -> str:
+    """The name of a metric of lists among those of an evaluation."""
+    return f"{output}_{metric.name}" if output else metric.name
+
+
+def _map_metrics(change: Callable[[list[Any]], list[Any]], made: Any) -> Any:
+    """Metrics, a list or lists by output, changed list by list, without metrics of lists."""
+    if isinstance(made, Mapping):
+        return {output: _map_metrics(change, items) for output, items in made.items()}
+    items = made if isinstance(made, list | tuple) else [made]
+    return change([each for each in items if not isinstance(each, RankingMetric)])
+
+
+def _for_training(metric: Any) -> Any:
+    if isinstance(metric, counters.AUC) and metric.bits > _TRAINING_BITS:
+        return counters.AUC.from_config({**metric.get_config(), "bits": _TRAINING_BITS})
+    return metric
+
+
+def _usual_metrics(model: Model, task: str | None) -> list[tf_keras.metrics.Metric]:
+    metrics = tf_keras.metrics
     if task not in get_args(Task):
         return []
     if task == "regression":
@@ -108,7 +147,7 @@ def metrics_of(model: Model, task: str | None) -> Any:
         return [metrics.SparseCategoricalAccuracy(name="accuracy")]
     threshold = 0.0 if model.from_logits else 0.5
     return [
-        metrics.AUC(name="auc", from_logits=bool(model.from_logits)),
+        counters.AUC(from_logits=bool(model.from_logits)),
         metrics.BinaryAccuracy(name="accuracy", threshold=threshold),
     ]
 
@@ -121,11 +160,19 @@ def _objects(made: Any) -> Any:
         return [_objects(item) for item in made]
     if not isinstance(made, str) or made.lower() in BY_SHAPE:
         return made
+    if (own := _own_metric(made, from_logits=False)) is not None:
+        return own
     try:
         metric = tf_keras.metrics.get(made)
     except (ValueError, TypeError):
         return made  # Keras raises this again when it builds the metrics, which names the key
     return metric if isinstance(metric, tf_keras.metrics.Metric) else made
+
+
+def _own_metric(name: str, *, from_logits: bool) -> tf_keras.metrics.Metric | RankingMetric | None:
+    """The metric of psrun with this name; None if there is none."""
+    kind = counters.BY_NAME.get(name.lower())
+    return ranking.by_name(name) if kind is None else kind(from_logits=from_logits)
 
 
 def check_metrics(metrics: Iterable[tf_keras.metrics.Metric], *, weighted: bool) -> None:
@@ -171,6 +218,8 @@ def is_undefined(metric: tf_keras.metrics.Metric) -> bool:
 
     Keras returns 0 or 1 then. An AUC of several labels is Keras' mean of theirs, unless none of these is defined.
     """
+    if isinstance(metric, tuple(counters.BY_NAME.values())):
+        return hasattr(metric, "is_undefined") and metric.is_undefined()
     if not isinstance(metric, (*_OF_POSITIVES, *_OF_BOTH)) or not metric.variables:
         return False
     # By threshold, and by label if there are several; the sums are equal for all thresholds.
@@ -281,11 +330,16 @@ def _configured_metrics(node: Any, from_logits: bool, binary_logits: bool) -> An
             return tf_keras.metrics.BinaryAccuracy(name=item, threshold=0.0)
         if item.lower() in BY_SHAPE:
             return item  # Keras decides by the shapes of label and prediction
-        metric = _one(item, key, tf_keras.metrics.get)
-        if from_logits:
+        own = _own_metric(item, from_logits=from_logits)
+        metric = own or _one(item, key, tf_keras.metrics.get)
+        if from_logits and own is None:
             metric = _of_logits(metric)
         # Keras reports a function by the name under which it was requested.
-        return metric if isinstance(metric, tf_keras.metrics.Metric) else _named_as(functools.partial(metric), item)
+        return (
+            metric
+            if isinstance(metric, tf_keras.metrics.Metric | RankingMetric)
+            else _named_as(functools.partial(metric), item)
+        )
 
     def several(items: Any, key: str) -> list[Any]:
         if not isinstance(items, list):

@@ -214,6 +214,7 @@ class MLflowSink(Sink):
         if self._run_id is None:
             self._begin()
         now_ms = int(time.time() * 1000)
-        defined = {name: float(value) for name, value in values.items() if value is not None}
+        # MLflow takes no @ in a name.
+        defined = {name.replace("@", "_at_"): float(value) for name, value in values.items() if value is not None}
         metrics = [self._entities.Metric(name, value, now_ms, step or 0) for name, value in defined.items()]
         self._client.log_batch(self._run_id, metrics=metrics)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from psrun.checkpoint import load_model, manifest
@@ -32,7 +32,7 @@ def run(run_config: RunConfig, context: TaskContext) -> None:
         assert evaluator is not None
         result = evaluator.evaluate(saved.checkpoint.step, saved.chief.pulse.advance)
         path = result.keep(saved.folder.evaluations, manifest.digest(saved.checkpoint.files))
-        saved.chief.reporter.emit("evaluation", **asdict(result), path=str(path))
+        saved.chief.reporter.emit("evaluation", **result.recorded, path=str(path))
         if result.undefined is not None:
             saved.chief.reporter.warn(result.undefined, step=result.step)
 

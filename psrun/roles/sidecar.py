@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from dataclasses import asdict
 from typing import Any
 
 import tensorflow as tf
@@ -171,7 +170,7 @@ class Sidecar:
     def _record(self) -> None:
         """Records the last evaluation in run.json, which has no other writer any more."""
         if self._last is not None:
-            self._folder.record("evaluation", **asdict(self._last))
+            self._folder.record("evaluation", **self._last.recorded)
             self._folder.record("best_checkpoint", best_checkpoint=self._store.best())
 
     def _next(self) -> Any:
@@ -234,7 +233,7 @@ class Sidecar:
     def _report(self, evaluation: Evaluation, checkpoint: CheckpointInfo) -> None:
         """Reports an evaluation as an event, to the tracker, and as a file."""
         self._last = evaluation
-        self._reporter.emit("evaluation", **asdict(evaluation))
+        self._reporter.emit("evaluation", **evaluation.recorded)
         if evaluation.undefined is not None and self._is_first("undefined"):
             self._reporter.warn(evaluation.undefined, step=evaluation.step)
         if checkpoint.manifest is not None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.distribute.ps_values import AggregatingVariable, CachingVariable
-from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
+from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable, UninitializedVariable
 
 from psrun.tf_internals.replaced import replace, replaced
 
@@ -23,6 +23,7 @@ __all__ = [
     "aggregating",
     "remote",
     "shards_of",
+    "takes_scattered",
     "variables_of",
     "wrapped",
     "wrapping",
@@ -91,6 +92,12 @@ def aggregating(variables: Iterable[Any]) -> list[Any]:
     The type has no public name (TensorFlow 2.21).
     """
     return [shard for shard in shards_of(variables) if isinstance(shard, AggregatingVariable)]
+
+
+def takes_scattered(variable: Any) -> bool:
+    """Whether single elements can be added to a variable: not to one of several replicas (TensorFlow 2.21)."""
+    own = wrapped(variable) if isinstance(variable, CachingVariable) else variable
+    return isinstance(own, BaseResourceVariable) and not aggregating([own])
 
 
 def add_what_is_assigned(variables: Iterable[Any]) -> None:

@@ -302,7 +302,7 @@ class Evaluations:
 
     def _report(self, evaluation: Evaluation) -> None:
         run = self._run
-        run.reporter.emit("evaluation", **asdict(evaluation))
+        run.reporter.emit("evaluation", **evaluation.recorded)
         num_examples = run.program.source.num_eval_examples
         if evaluation.examples_seen != num_examples and run.program.config.evaluation.is_exact:
             run.warn(f"evaluated {evaluation.examples_seen} examples, but the data source reports {num_examples}")

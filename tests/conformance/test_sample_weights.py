@@ -9,6 +9,7 @@ from sample_weights import Weighted, by_keras, one_output, own_data, two_outputs
 
 from psrun.config import keras_names
 from psrun.errors import ConfigError
+from psrun.metrics import counters
 
 EPOCHS, STEPS = 2, 8
 
@@ -36,7 +37,7 @@ def test_losses_and_metrics_by_output_are_those_of_keras(train):
     expected = by_keras(
         two_outputs(), Weighted(outputs=2), batch_size=16, epochs=EPOCHS, steps=STEPS,
         loss={"click": "binary_crossentropy", "price": huber(delta=0.5)},
-        weighted_metrics={"click": ["AUC", "accuracy"], "price": [lambda y, p: off_by_more(y, p, 2.0)]},
+        weighted_metrics={"click": [counters.AUC(bits=8), "accuracy"], "price": [lambda y, p: off_by_more(y, p, 2.0)]},
     )  # fmt: skip
     renamed = {name.replace("<lambda>", "off_by_more").replace("lambda", "off_by_more") for name in expected}
     assert set(result["metrics"]) == renamed

@@ -16,6 +16,7 @@ from support import run_config
 
 from psrun.config.topology import Task
 from psrun.errors import DataError
+from psrun.metrics import counters
 from psrun.results.console import ConsoleSink
 from psrun.results.run_folder import RunFolder
 
@@ -154,7 +155,7 @@ def by_keras(parts: dict[str, dict[str, np.ndarray]], *, l2: float, class_weight
     network = one_output(l2=l2)
     network.compile(
         tf_keras.optimizers.SGD(0.1), "binary_crossentropy",
-        weighted_metrics=[tf_keras.metrics.AUC(name="auc"), tf_keras.metrics.BinaryAccuracy(name="accuracy")],
+        weighted_metrics=[counters.AUC(bits=8), tf_keras.metrics.BinaryAccuracy(name="accuracy")],
     )  # fmt: skip
     order = Order(NUM_TRAIN, BATCH, block=2, whole_passes=True)
     rows = np.concatenate([order.numbers(tf.constant(n, tf.int64), tf.constant(SEED * _SEED_STRIDE, tf.int64))

@@ -20,6 +20,7 @@ from support import SAME, SMALL, STEPS, run_config, variables
 
 from psrun.checkpoint.store import Store
 from psrun.errors import DataExhaustedError, NonFiniteLossError, TaskLostError, TrainingError
+from psrun.metrics import counters
 from psrun.results.run_folder import RunFolder
 
 EPOCHS, EPOCH = 2, 8  # steps of an epoch of `own_data`, in executions of 4
@@ -81,7 +82,7 @@ def by_keras(l2: float) -> tuple[Mapping[str, float], Mapping[str, np.ndarray]]:
     network = sample_weights.one_output(l2=l2)
     metrics = sample_weights.by_keras(
         network, Weighted(), batch_size=16, epochs=EPOCHS, steps=EPOCH, loss="binary_crossentropy",
-        weighted_metrics=[tf_keras.metrics.AUC(name="auc"), tf_keras.metrics.BinaryAccuracy(name="accuracy")],
+        weighted_metrics=[counters.AUC(bits=8), tf_keras.metrics.BinaryAccuracy(name="accuracy")],
     )  # fmt: skip
     return metrics, dict(zip(("kernel", "bias"), network.get_weights()))
 

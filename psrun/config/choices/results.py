@@ -22,6 +22,8 @@ class EvaluationChoice(Choice):
       needs_parameter_servers: whether it has a meaning only with parameter servers.
       is_exact: whether each example counts once.
       batch_size: examples per evaluation batch; None for the training batch size.
+      user: the feature with the users, for metrics of lists; None: there are none.
+      by: features by whose values metrics are also reported.
     """
 
     runs_on: ClassVar[Literal["fit", "coordinator", "evaluator"] | None] = None
@@ -30,6 +32,8 @@ class EvaluationChoice(Choice):
     is_exact: ClassVar[bool] = True
     kind: str
     batch_size: int | None = None
+    user: str | None = None
+    by: list[str] = field(default_factory=list)
 
     def is_due(self, epoch: int) -> bool:
         """Whether it runs between `epoch` and the next one."""
@@ -45,6 +49,8 @@ class NoEvaluation(EvaluationChoice):
 class Evaluated(EvaluationChoice):
     kind: str
     batch_size: int | None = at_least(1)
+    user: str | None = field(default=None, kw_only=True)
+    by: list[str] = field(default_factory=list, kw_only=True)
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ class DirectEvaluation:
         self._network = program.network
         self._own = list(callbacks)
         self._num_batches = num_eval_batches(program.config, program.source)
-        self._dataset = program.evaluation_examples
+        self._dataset = program.measured_dataset()
         self._step = self._batch
         if not program.config.trainer.run_eagerly:
             # Traced now: a trace is sent to all workers under Python's GIL, and a hung worker would stop all threads.
@@ -46,7 +46,7 @@ class DirectEvaluation:
         called.on_test_begin()
         for index, batch in enumerate(self._dataset):
             called.on_test_batch_begin(index)
-            self._step(batch)
+            self._meters.keep(self._step(batch))
             if self._own:  # reading the metrics takes time
                 called.on_test_batch_end(index, _defined(self._meters.values()))
             progress()
@@ -54,8 +54,10 @@ class DirectEvaluation:
         called.on_test_end(_defined(evaluation.metrics))
         return evaluation
 
-    def _batch(self, batch: tuple[Any, ...]) -> None:
-        self._meters.update(self._meters.measure(batch))
+    def _batch(self, batch: tuple[Any, ...]) -> Any:
+        measured = self._meters.measure(batch)
+        self._meters.update(measured)
+        return self._meters.rows(measured)
 
 
 def _defined(metrics: Mapping[str, float | None]) -> dict[str, float]:

@@ -28,6 +28,7 @@ class DistributedEvaluation:
         self._program = program
         self._coordinator = distribution.coordinator
         self._num_batches = num_eval_batches(program.config, program.source)
+        self._keeps = program.evaluation_keys is not None
         with distribution.strategy.scope():
             self._meters = Meters(program)
             self._iterator = iter(self._coordinator.create_per_worker_dataset(self._dataset))
@@ -46,15 +47,25 @@ class DistributedEvaluation:
         self._meters.reset()
         in_flight = InFlightClosures(self._program.distribution)
         for _ in range(self._num_batches):
-            for _ in in_flight.add(self._coordinator.schedule(self._batch, args=(self._iterator,))):
+            for ended in in_flight.add(self._coordinator.schedule(self._batch, args=(self._iterator,))):
+                self._keep(ended)
                 progress()
+        if self._keeps:
+            for ended in in_flight.rest():
+                self._keep(ended)
         in_flight.join()
         return self._meters.result("distributed", step)
 
     def _dataset(self) -> tf.data.Dataset:
         worker = tf.distribute.coordinator.experimental_get_current_worker_index()
         first = tf.cast(worker, tf.int64) * (self._num_batches // self._program.distribution.num_workers)
-        return self._program.evaluation_dataset().repeat().skip(first)
+        return self._program.measured_dataset().repeat().skip(first)
 
-    def _over_batch(self, iterator: Any) -> None:
-        self._meters.update(self._meters.measure(next(iterator)))
+    def _over_batch(self, iterator: Any) -> Any:
+        measured = self._meters.measure(next(iterator))
+        self._meters.update(measured)
+        return self._meters.rows(measured) if self._keeps else None
+
+    def _keep(self, ended: Any) -> None:
+        if self._keeps:
+            self._meters.keep(ended.fetch())

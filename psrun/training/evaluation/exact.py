@@ -44,7 +44,7 @@ class ExactEvaluation:
         self._shards = Shards(program, num_shards, self._measured)
         spec = self._shards.spec
         mean = tf.nest.map_structure(lambda losses: tf.TensorSpec([], losses.dtype), spec.losses)
-        self._take_in = tf.function(self._meters.update).get_concrete_function(spec._replace(losses=mean))
+        self._take_in = tf.function(self._taken_in).get_concrete_function(spec._replace(losses=mean))
 
     def evaluate(self, step: int, progress: Callable[[], None]) -> Evaluation:
         """Metrics over all evaluation examples, each counted once; `step` is the current step of the training.
@@ -59,9 +59,14 @@ class ExactEvaluation:
         for result in self._shards.results():
             measured = tf.nest.map_structure(_tensor, result)
             if measured.num_examples:
-                self._take_in(measured._replace(losses=tf.nest.map_structure(tf.reduce_mean, measured.losses)))
+                mean = tf.nest.map_structure(tf.reduce_mean, measured.losses)
+                self._meters.keep(self._take_in(measured._replace(losses=mean)))
             progress()
         return self._meters.result("exact", step)
+
+    def _taken_in(self, measured: Measured) -> Any:
+        self._meters.update(measured)
+        return self._meters.rows(measured)
 
     def _measured(self, batch: tuple[Any, ...]) -> Measured:
         """As `Meters.measure`, with the mean losses of the batch for each of its examples."""

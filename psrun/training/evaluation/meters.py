@@ -5,19 +5,22 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 import tf_keras
 
 from psrun import files
 from psrun.data.source import task_of
+from psrun.errors import ConfigError, Problem
 from psrun.program import objective
 from psrun.program.compiled_model import Program
 from psrun.program.example_counter import ExamplesSeen
 from psrun.tf_internals import keras
+from psrun.training.evaluation.kept_examples import KeptExamples
 
 
 @dataclass(frozen=True)
@@ -27,17 +30,28 @@ class Evaluation:
     Attributes:
       examples_seen: counted, example by example.
       metrics: by name; None for one that is undefined.
+      estimates: by output ('' for the only one), the metrics by user and by segment with their intervals, as of
+        `KeptExamples.result`; empty if there are none.
     """
 
     mode: str
     step: int
     examples_seen: int
     metrics: dict[str, float | None]
+    estimates: dict[str, Any] = field(default_factory=dict)
 
     @property
     def values(self) -> dict[str, float]:
         """The metrics that are defined, with their names among the metrics of the training."""
         return {f"val_{name}": value for name, value in self.metrics.items() if value is not None}
+
+    @property
+    def recorded(self) -> dict[str, Any]:
+        """What events and files hold of it."""
+        recorded = asdict(self)
+        if not self.estimates:
+            del recorded["estimates"]
+        return recorded
 
     @property
     def undefined(self) -> str | None:
@@ -48,7 +62,7 @@ class Evaluation:
         """Writes this evaluation of the checkpoint with this digest to a file; returns its path."""
         folder.mkdir(exist_ok=True)
         path = folder / f"{self.step}-{self.mode}.json"
-        files.write_atomic(path, json.dumps({**asdict(self), "checkpoint": checkpoint}, indent=2) + "\n")
+        files.write_atomic(path, json.dumps({**self.recorded, "checkpoint": checkpoint}, indent=2) + "\n")
         return path
 
 
@@ -85,6 +99,7 @@ class Measured(NamedTuple):
       masks: of the predictions, for each output; () for one without a mask.
       weight: of the examples; () without weights.
       losses: their means by name (`Program.loss_names`).
+      keys: by what metrics group the examples (`EvaluationKeys.of`); () if none does.
     """
 
     label: Any
@@ -92,6 +107,7 @@ class Measured(NamedTuple):
     masks: tuple[Any, ...]
     weight: Any
     losses: Any
+    keys: Any = ()
 
     @property
     def num_examples(self) -> tf.Tensor:
@@ -108,10 +124,11 @@ class Meters:
         self._program = program
         self._seen = ExamplesSeen()
         self._losses = {name: tf_keras.metrics.Mean(name=name) for name in program.loss_names}
-        metrics = objective.metrics_of(program.model, task_of(program.source))
+        metrics = objective.metrics_of(program.model, task_of(program.source), evaluating=True)
         self._metrics = keras.built_metrics(
             metrics, program.network, program.prediction_spec, program.batch_spec[1], program.metric_names
         )
+        self._kept = kept_examples(program)
         self._outside: tf_keras.metrics.Sum | None = None
         if program.may_be_logits:
             self._outside = tf_keras.metrics.Sum(name="outside", dtype=tf.int64)
@@ -125,13 +142,16 @@ class Meters:
         outside = [] if self._outside is None else [self._outside]
         for metric in (self._seen, *self._losses.values(), *self._metrics.metrics, *outside):
             metric.reset_state()
+        for kept in self._kept.values():
+            kept.reset()
 
     def measure(self, batch: tuple[Any, ...]) -> Measured:
-        """Runs the model on a batch: (features, label) or (features, label, weight)."""
-        features, label, weight = tf_keras.utils.unpack_x_y_sample_weight(batch)
+        """Runs the model on a batch of `Program.measured_dataset`."""
+        keys = batch[3] if len(batch) == 4 else ()
+        features, label, weight = tf_keras.utils.unpack_x_y_sample_weight(batch[:3])
         prediction = self._program.network(features, training=False)
-        losses = self._losses_of(label, prediction, weight)
-        return Measured(label, prediction, keras.masks_of(prediction), () if weight is None else weight, losses)
+        losses = self._losses_of(label, prediction, weight if tf.nest.flatten(weight) else None)
+        return Measured(label, prediction, keras.masks_of(prediction), () if weight is None else weight, losses, keys)
 
     def _losses_of(self, label: Any, prediction: Any, weight: Any) -> dict[str, tf.Tensor]:
         """The mean losses of a batch by name: the total, with regularization, and those of several outputs."""
@@ -142,7 +162,7 @@ class Meters:
 
     def update(self, measured: Measured) -> None:
         """Updates the metrics with batches of examples."""
-        label, prediction, masks, weight, losses = measured
+        label, prediction, masks, weight, losses, _ = measured
         keras.attach_masks(prediction, masks)
         for name, loss in losses.items():
             self._losses[name].update_state(loss, sample_weight=measured.num_examples)
@@ -150,6 +170,28 @@ class Meters:
         self._metrics.update_state(label, prediction, sample_weight=weight if tf.nest.flatten(weight) else None)
         if self._outside is not None:
             self._outside.update_state(objective.num_outside(prediction))
+
+    def rows(self, measured: Measured) -> dict[str, Any]:
+        """What is kept of batches of examples, by output: the arguments of `KeptExamples.add`; runs where the model
+        does.
+        """
+        return {output: self._row(measured, output) for output in self._kept}
+
+    def _row(self, measured: Measured, output: str) -> tuple[Any, ...]:
+        label, prediction, weight = (
+            each[output] if isinstance(each, Mapping) and output else each
+            for each in (measured.label, measured.prediction, measured.weight)
+        )
+        program = self._program
+        probability = objective.to_probabilities(prediction, program.model, task_of(program.source))
+        flat = [tf.reshape(each, [-1]) for each in (label, prediction, probability)]
+        return (measured.keys, *flat, tf.reshape(weight, [-1]) if tf.nest.flatten(weight) else ())
+
+    def keep(self, rows: Mapping[str, Any]) -> None:
+        """Keeps the `rows` of batches, for metrics that need all examples of a user or a segment together."""
+        for output, row in rows.items():
+            keys, label, score, prediction, weight = tf.nest.map_structure(np.asarray, row)
+            self._kept[output].add(keys, label, score, prediction, weight if len(weight) else None)
 
     def result(self, mode: str, step: int) -> Evaluation:
         """The metrics since the last reset.
@@ -159,9 +201,45 @@ class Meters:
         """
         if self._outside is not None and (count := int(self._outside.result())):
             raise objective.outside_error(count, "the evaluation data")
-        return Evaluation(mode, step, int(self._seen.result()), self.values())
+        kept = {output: each.result() for output, each in self._kept.items()}
+        of_lists = {
+            objective.name_in(output, metric): kept[output]["metrics"][metric.name]
+            for output, metrics in objective.ranking_metrics_of(self._program.model).items()
+            for metric in metrics
+        }
+        return Evaluation(mode, step, int(self._seen.result()), {**self.values(), **of_lists}, kept)
 
     def values(self) -> dict[str, float | None]:
         """The current metrics by name; None for one that is undefined."""
         losses = {metric.name: float(metric.result()) for metric in self._losses.values()}
         return losses | {metric.name: objective.value_of(metric) for metric in self._metrics.metrics}
+
+
+def kept_examples(program: Program) -> dict[str, KeptExamples]:
+    """By output, '' for the only one, what keeps the examples of metrics that need all of a user or a segment.
+
+    Raises:
+      ConfigError: an output has several predictions for an example.
+    """
+    if program.evaluation_keys is None:
+        return {}
+    of_lists = objective.ranking_metrics_of(program.model)
+    by = program.config.evaluation.by
+    spec = program.prediction_spec
+    outputs = spec if isinstance(spec, Mapping) else {"": spec}
+    task = task_of(program.source) if by and list(outputs) == [""] else None
+    for name in of_lists:
+        _require_one_value(name, outputs.get(name), of_lists[name][0].name)
+    if by and not of_lists:
+        _require_one_value("", outputs.get(""), "evaluation.by")
+    return {name: KeptExamples(of_lists.get(name, []), task) for name in of_lists or [""]}
+
+
+def _require_one_value(output: str, spec: Any, what: str) -> None:
+    shape = getattr(spec, "shape", None)
+    if shape is not None and list(shape[1:]) in ([], [1]):
+        return
+    has = f"output {output!r} has" if output else "the model has"
+    found = "several outputs" if shape is None else f"predictions of shape {shape}"
+    message = f"{what} needs one score for each example, but {has} {found}"
+    raise ConfigError([Problem("model.metrics", message)])

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from psrun.errors import ConfigError, Problem
 from psrun.program.compiled_model import Program
-from psrun.training.evaluation.meters import Evaluation
+from psrun.training.evaluation.meters import Evaluation, kept_examples
 
 
 class Evaluator(Protocol):
@@ -48,3 +48,4 @@ def _check_data(program: Program) -> None:
     if here != there:
         message = f"evaluation examples have the spec {here}, but training examples {there}; make them equal"
         raise ConfigError([Problem("data", message)])
+    kept_examples(program)  # raises, also for an evaluator task, before the training

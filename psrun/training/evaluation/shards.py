@@ -62,7 +62,7 @@ class Shards:
 
     def _over_shard(self, index: tf.Tensor) -> tuple[tf.Tensor, ...]:
         """The parts of all values of a shard; runs on a worker."""
-        dataset = self._program.evaluation_dataset(shard=(index, self._num_shards))
+        dataset = self._program.measured_dataset(shard=(index, self._num_shards))
         outputs = tf.function(self._of_batch).get_concrete_function(dataset.element_spec).structured_outputs
         self.spec = tf.nest.map_structure(lambda value: _any_number(spec_of(value)), outputs)
         iterator = iter(dataset)

@@ -1,0 +1,88 @@
+"""By what evaluation examples are grouped: their users, and the segments that metrics are also reported by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from psrun.config.run_config import RunConfig
+from psrun.config.schema import did_you_mean
+from psrun.data.source import Feature
+from psrun.errors import ConfigError, Problem
+from psrun.models.model import Model
+from psrun.program import objective
+
+USER = "evaluation.user"
+_BY = "evaluation.by"
+_HASHES = 2**63 - 1
+
+
+class EvaluationKeys:
+    """The columns of evaluation examples by which metrics group them.
+
+    Args:
+      features: of the data.
+      user: the feature with the users; None for none.
+      by: the features of the segments.
+
+    Raises:
+      ConfigError: the data has no such feature, or it is no single value per example.
+    """
+
+    def __init__(self, features: Mapping[str, Feature], user: str | None, by: list[str]) -> None:
+        named = [] if user is None else [(USER, user)]
+        problems = [
+            problem
+            for key, name in [*named, *((f"{_BY}[{index}]", name) for index, name in enumerate(by))]
+            for problem in _problems(key, name, features)
+        ]
+        if problems:
+            raise ConfigError(problems)
+        self._user = user
+        self._by = by
+
+    def of(self, features: Mapping[str, tf.Tensor]) -> dict[str, Any]:
+        """The keys of a batch, (n,) each: `user`, a hash of the value (int64); `by`: texts or float32, by feature."""
+        keys: dict[str, Any] = {"by": {name: _segment(features[name]) for name in self._by}}
+        if self._user is not None:
+            keys["user"] = tf.strings.to_hash_bucket_fast(_texts(features[self._user]), _HASHES)
+        return keys
+
+
+def make(run: RunConfig, model: Model, features: Mapping[str, Feature]) -> EvaluationKeys | None:
+    """The keys that the metrics of a run need; None if they need none.
+
+    Raises:
+      ConfigError: a metric of lists has no users, or the data lacks a feature.
+    """
+    evaluation = run.evaluation
+    of_lists = [metric.name for metrics in objective.ranking_metrics_of(model).values() for metric in metrics]
+    if not of_lists and not evaluation.by:
+        return None
+    if of_lists and evaluation.user is None:
+        message = f"is required for {of_lists[0]}, a metric of lists by user; set it to the feature with the users"
+        raise ConfigError([Problem(USER, message)])
+    return EvaluationKeys(features, evaluation.user, evaluation.by)
+
+
+def _problems(key: str, name: str, features: Mapping[str, Feature]) -> Iterator[Problem]:
+    if name not in features:
+        message = f"is '{name}', but the data has no such feature.{did_you_mean(name, features)}"
+        yield Problem(key, f"{message} A column of a table is one if it is in data.features")
+        return
+    feature = features[name]
+    if feature.is_list or feature.shape not in ((), (1,)):
+        yield Problem(key, f"is '{name}', which has several values for an example; choose a feature with one")
+    elif key == USER and feature.dtype.is_floating:
+        yield Problem(key, f"is '{name}', which holds numbers with fractions; choose integers or strings")
+
+
+def _texts(values: tf.Tensor) -> tf.Tensor:
+    flat = tf.reshape(values, [-1])
+    return flat if flat.dtype == tf.string else tf.strings.as_string(flat)
+
+
+def _segment(values: tf.Tensor) -> tf.Tensor:
+    return tf.cast(tf.reshape(values, [-1]), tf.float32) if values.dtype.is_floating else _texts(values)

@@ -1,0 +1,115 @@
+"""Metrics that are sums and counts, against scikit-learn."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from sklearn.metrics import log_loss, roc_auc_score
+
+from psrun.metrics import counters
+from psrun.program.objective import value_of
+
+SIZE = 20_000
+
+
+def updated(metric, label, score, weight=None, *, parts: int = 3):
+    """The metric after batches in a function, as evaluations update it."""
+
+    @tf.function
+    def update(*batch):
+        metric.update_state(*batch)
+
+    weights = np.ones(len(label), np.float32) if weight is None else weight
+    for batch in zip(*(np.array_split(column, parts) for column in (label[:, None], score[:, None], weights))):
+        update(*batch)
+    return metric
+
+
+@pytest.fixture(scope="module")
+def label():
+    return (np.random.default_rng(0).random(SIZE) < 0.2).astype(np.float32)
+
+
+def scores(name: str, label: np.ndarray) -> np.ndarray:
+    rng = np.random.default_rng(1)
+    return {
+        "uniform": np.clip(0.8 * rng.random(SIZE) + 0.2 * label, 0, 1),
+        "of rare clicks": rng.beta(1, 2000, SIZE) * (1 + label),
+        "almost certain": 1 - rng.beta(1, 2000, SIZE) * (2 - label),
+        "around a half": 0.49 + 0.02 * rng.beta(2 + label, 2),
+        "few values": rng.integers(0, 5, SIZE) / 4,
+        "below the smallest interval": 10.0 ** rng.uniform(-20, -11, SIZE),
+    }[name].astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("name", "in_training"),
+    [("uniform", 1e-4), ("of rare clicks", 1e-3), ("almost certain", 1e-3), ("around a half", 2e-3), ("few values", 0)],
+)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_an_auc_is_that_of_ranks(label, name, in_training, weighted):
+    score = scores(name, label)
+    weight = np.random.default_rng(2).integers(0, 4, SIZE).astype(np.float32) if weighted else None
+    expected = roc_auc_score(label, score, sample_weight=weight)
+    assert value_of(updated(counters.AUC(), label, score, weight)) == pytest.approx(expected, abs=1e-5)
+    coarse = updated(counters.AUC(bits=8), label, score, weight)
+    assert value_of(coarse) == pytest.approx(expected, abs=in_training + 1e-9)
+    coarse.reset_state()
+    assert value_of(updated(coarse, label, score, weight)) == pytest.approx(expected, abs=in_training + 1e-9)
+
+
+def test_scores_that_no_interval_tells_apart_are_equal(label):
+    assert value_of(updated(counters.AUC(), label, scores("below the smallest interval", label))) == 0.5
+
+
+def test_an_auc_of_logits_is_that_of_ranks_where_probabilities_are_all_1(label):
+    logits = (30 + np.random.default_rng(1).normal(size=SIZE) + label).astype(np.float32) - 18
+    expected = roc_auc_score(label, logits)
+    assert value_of(updated(counters.AUC(from_logits=True), label, logits)) == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("score", [-0.1, 1.5, np.nan])
+def test_what_is_no_probability_is_an_error_as_in_keras(score):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="from 0 to 1"):
+        updated(counters.AUC(), np.ones(1, np.float32), np.full(1, score, np.float32), parts=1)
+
+
+@pytest.mark.parametrize("from_logits", [False, True])
+def test_losses_and_calibration_are_their_definitions_over_all_batches(label, from_logits):
+    rng = np.random.default_rng(4)
+    weight = rng.integers(0, 4, SIZE).astype(np.float32)
+    logit = rng.normal(-1, 2, SIZE).astype(np.float32)
+    probability = 1 / (1 + np.exp(-logit.astype(np.float64)))
+    score = logit if from_logits else probability.astype(np.float32)
+    loss = log_loss(label, probability, sample_weight=weight)
+    base = np.full(SIZE, np.average(label, weights=weight))
+    expected = {
+        "log_loss": loss,
+        "normalized_entropy": loss / log_loss(label, base, sample_weight=weight),
+        "calibration": (weight * probability).sum() / (weight * label).sum(),
+    }
+    made = {name: counters.BY_NAME[name](from_logits=from_logits) for name in expected}
+    assert {name: value_of(updated(each, label, score, weight)) for name, each in made.items()} == pytest.approx(
+        expected, rel=1e-5
+    )
+    for each in made.values():
+        each.reset_state()
+        assert type(each).from_config(each.get_config()).from_logits == from_logits
+
+
+@pytest.mark.parametrize(
+    ("name", "label", "is_undefined"),
+    [
+        ("auc", 0.0, True),
+        ("auc", 1.0, True),
+        ("normalized_entropy", 0.0, True),
+        ("normalized_entropy", 1.0, True),
+        ("calibration", 0.0, True),
+        ("calibration", 1.0, False),
+        ("log_loss", 0.0, False),
+    ],
+)
+def test_one_class(name, label, is_undefined):
+    metric = updated(counters.BY_NAME[name](), np.full(6, label, np.float32), np.full(6, 0.5, np.float32))
+    assert (value_of(metric) is None) == is_undefined
