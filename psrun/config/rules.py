@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from psrun.config import choices, consistency_rules, keras_callbacks, keras_names, topology
 from psrun.config.run_config import OF_A_RUN, RunConfig
 from psrun.errors import Problem
+from psrun.metrics.names import OF_ITEMS
 
 # Keras' `fit` puts the averages into the weights when it ends, or every `ema_overwrite_frequency` steps. Workers count
 # steps concurrently, so that they would miss some of these; and a checkpoint before the end has the weights themselves.
@@ -190,8 +191,26 @@ def _of_lists(config: RunConfig) -> Iterator[Problem]:
     elif of_lists and evaluation.user is None:
         message = f"is required for {of_lists[0]}, a metric of lists by user; set it to the feature with the users"
         yield Problem("evaluation.user", message)
+    if evaluation.candidates is not None:
+        yield from _of_candidates(evaluation, of_lists)
+    elif needing := [name for name in of_lists if name.partition("@")[0] in OF_ITEMS]:
+        yield Problem("evaluation.candidates", f"is null, but {needing[0]} is about all items; set it to all")
     if len(set(evaluation.by)) < len(evaluation.by):
         yield Problem("evaluation.by", "lists a feature twice")
+
+
+def _of_candidates(evaluation: choices.EvaluationChoice, of_lists: list[str]) -> Iterator[Problem]:
+    key = "evaluation.candidates"
+    if not of_lists:
+        yield Problem(key, "requires a metric of lists, such as model.metrics=[recall@10]")
+    if evaluation.item is None:
+        yield Problem("evaluation.item", f"is required with {key}: the feature with the items")
+    if evaluation.by:
+        yield Problem("evaluation.by", f"is not supported with {key}; set one of them to null")
+    if evaluation.candidates != "all":
+        for name in of_lists:
+            if name.partition("@")[0] in OF_ITEMS:
+                yield Problem(key, f"is {evaluation.candidates}, but {name} is about all items; set it to all")
 
 
 def _of_what_follows(config: RunConfig) -> Iterator[Problem]:

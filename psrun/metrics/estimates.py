@@ -72,6 +72,21 @@ def estimates(columns: Columns, metrics: Sequence[RankingMetric], task: str | No
         statistics |= _of_probabilities(examples, prediction, blocks, num_blocks)
     elif task == "regression":
         statistics |= _of_numbers(examples, prediction, blocks, num_blocks)
+    num_users = None if columns.user is None else examples.num_users
+    return {"examples": len(examples.order), "users": num_users, **_with_intervals(statistics, num_blocks)}
+
+
+def of_lists(examples: Examples, metrics: Sequence[RankingMetric]) -> dict[str, Any]:
+    """As `estimates`, of metrics of lists alone."""
+    num_blocks = min(_BLOCKS, examples.num_users)
+    blocks: np.ndarray = np.arange(examples.num_users) % max(1, num_blocks)
+    statistics = {metric.name: _of_lists(metric, examples, blocks, num_blocks) for metric in metrics}
+    return {
+        "examples": len(examples.order), "users": examples.num_users, **_with_intervals(statistics, num_blocks)
+    }  # fmt: skip
+
+
+def _with_intervals(statistics: Mapping[str, Statistic], num_blocks: int) -> dict[str, Any]:
     values: dict[str, float | None] = {}
     intervals: dict[str, list[float]] = {}
     generator = np.random.default_rng(0)
@@ -84,8 +99,7 @@ def estimates(columns: Columns, metrics: Sequence[RankingMetric], task: str | No
         if values[name] is not None and len(sampled) > 1:
             half = _DEVIATIONS * float(sampled.std(ddof=1))
             intervals[name] = [value - half, value + half]
-    num_users = None if columns.user is None else examples.num_users
-    return {"examples": len(examples.order), "users": num_users, "metrics": values, "intervals": intervals}
+    return {"metrics": values, "intervals": intervals}
 
 
 def by_segment(columns: Columns, metrics: Sequence[RankingMetric], task: str | None = None) -> list[dict[str, Any]]:

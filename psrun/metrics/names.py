@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 # Of lists by user (`psrun.metrics.ranking`).
-AT_K = ("hit_rate", "recall", "precision", "ndcg", "mrr", "map")
+OF_ITEMS = ("coverage", "popularity")  # which need all items as candidates
+AT_K = ("hit_rate", "recall", "precision", "ndcg", "mrr", "map", *OF_ITEMS)
 GROUP_AUC = "gauc"
 # Of the probabilities of a binary label (`psrun.metrics.counters`). Keras has another AUC.
 COUNTERS = ("auc", "log_loss", "normalized_entropy", "calibration")

@@ -51,10 +51,15 @@ class Examples:
         self.order = order
         self.user = np.cumsum(is_first) - 1
         self.first: np.ndarray = np.append(np.flatnonzero(is_first), len(users))
-        self.rank = np.arange(1, len(users) + 1) - self.first[self.user]
+        self.rank = self.place
         self.label = label[order]
         self.score = score[order]
         self.weight = np.ones(len(users)) if weight is None else weight[order].astype(np.float64)
+
+    @property
+    def place(self) -> np.ndarray:
+        """(m,) from 1 on, the place of each example among those of its user here."""
+        return np.arange(1, len(self.user) + 1) - self.first[self.user]
 
     @property
     def num_users(self) -> int:
@@ -65,6 +70,10 @@ class Examples:
         """(u,) the number of examples of each user."""
         return np.diff(self.first)
 
+    def aucs(self, relevant: np.ndarray) -> np.ndarray:
+        """(u,) the AUC of each user's list; NaN without relevant or without other examples."""
+        return auc_by_group(self.user, self.num_users, relevant, self.score, self.weight)
+
     def by_user(self, values: np.ndarray) -> np.ndarray:
         """(u,) the sums of values (m,) over the examples of each user."""
         return np.bincount(self.user, weights=values, minlength=self.num_users)
@@ -73,6 +82,40 @@ class Examples:
     def ideal(self) -> np.ndarray:
         """(m,) the labels in the order of the best possible lists: by user, falling."""
         return self.label[np.lexsort((-self.label, self.user))]
+
+
+class RelevantExamples(Examples):
+    """The relevant examples of lists that are not there as a whole, with their ranks in these.
+
+    Args:
+      user, label: (n,) as of `Examples`, of relevant examples.
+      rank: (n,) in the list, from 1 on.
+      num_higher, num_equal: (n,) how many of the list's other examples have a higher and an equal score.
+      lengths: (n,) the number of examples in the list.
+    """
+
+    def __init__(
+        self,
+        user: np.ndarray,
+        label: np.ndarray,
+        rank: np.ndarray,
+        num_higher: np.ndarray,
+        num_equal: np.ndarray,
+        lengths: np.ndarray,
+    ) -> None:
+        super().__init__(user, label, -rank.astype(np.float64))
+        self.rank = rank[self.order]
+        self._above = num_higher[self.order] + num_equal[self.order] / 2
+        self._lengths = lengths[self.order][self.first[:-1]]
+
+    @property
+    def lengths(self) -> np.ndarray:
+        return self._lengths
+
+    def aucs(self, relevant: np.ndarray) -> np.ndarray:
+        others = self.lengths - np.diff(self.first)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return 1 - self.by_user(self._above) / np.diff(self.first) / others
 
 
 @dataclass(frozen=True)
@@ -211,9 +254,11 @@ class NDCG(_AtK):
         _require("gain", self.gain, ("linear", "exponential"))
 
     def _of_users(self, examples: Examples, relevant: np.ndarray, num_relevant: np.ndarray) -> np.ndarray:
-        discounts = np.where(examples.rank <= self.k, 1 / np.log2(examples.rank + 1), 0.0)
-        found = examples.by_user(self._gains(examples.label) * discounts)
-        return found / examples.by_user(self._gains(examples.ideal) * discounts)
+        found = examples.by_user(self._gains(examples.label) * self._discounts(examples.rank))
+        return found / examples.by_user(self._gains(examples.ideal) * self._discounts(examples.place))
+
+    def _discounts(self, rank: np.ndarray) -> np.ndarray:
+        return np.where(rank <= self.k, 1 / np.log2(rank + 1), 0.0)
 
     def _gains(self, label: np.ndarray) -> np.ndarray:
         label = np.where(self.relevant(label), np.maximum(label, 0), 0).astype(np.float64)
@@ -280,7 +325,7 @@ class GroupAUC(RankingMetric):
 
     def values(self, examples: Examples) -> tuple[np.ndarray, np.ndarray]:
         relevant = self.relevant(examples.label)
-        values = auc_by_group(examples.user, examples.num_users, relevant, examples.score, examples.weight)
+        values = examples.aucs(relevant)
         weights = examples.by_user(examples.weight) if self.users == "impressions" else np.ones(examples.num_users)
         is_defined = ~np.isnan(values)
         if self.empty == "skip":
@@ -289,6 +334,43 @@ class GroupAUC(RankingMetric):
 
     def _of_users(self, examples: Examples, relevant: np.ndarray, num_relevant: np.ndarray) -> np.ndarray:
         raise NotImplementedError  # `values` is all of it
+
+
+@dataclass(frozen=True)
+class OfItems(_AtK):
+    """A metric of the items that are recommended, relevant or not; it needs all items as candidates."""
+
+    @abc.abstractmethod
+    def value(self, recommended: np.ndarray, popularity: np.ndarray) -> float:
+        """The metric.
+
+        Args:
+          recommended: (users, k) numbers of items.
+          popularity: (items,) the number of training examples of each.
+        """
+
+    def _of_users(self, examples: Examples, relevant: np.ndarray, num_relevant: np.ndarray) -> np.ndarray:
+        raise NotImplementedError  # `value` is all of it
+
+
+@dataclass(frozen=True)
+class Coverage(OfItems):
+    """The share of all items that are among the first k of some user."""
+
+    base = "coverage"
+
+    def value(self, recommended: np.ndarray, popularity: np.ndarray) -> float:
+        return len(np.unique(recommended)) / len(popularity)
+
+
+@dataclass(frozen=True)
+class Popularity(OfItems):
+    """The mean number of training examples of the first k items of all users, over that of the most popular item."""
+
+    base = "popularity"
+
+    def value(self, recommended: np.ndarray, popularity: np.ndarray) -> float:
+        return float(popularity[recommended].mean() / popularity.max())
 
 
 def auc_by_group(
@@ -334,7 +416,7 @@ def _require(option: str, value: str, choices: tuple[str, ...]) -> None:
 
 
 BY_NAME: dict[str, type[RankingMetric]] = {
-    each.base: each for each in (HitRate, Recall, Precision, NDCG, MRR, MAP, GroupAUC)
+    each.base: each for each in (HitRate, Recall, Precision, NDCG, MRR, MAP, GroupAUC, Coverage, Popularity)
 }
 
 

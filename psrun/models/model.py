@@ -32,6 +32,19 @@ class ArgumentError(ValueError):
 
 
 @dataclass(frozen=True)
+class Towers:
+    """The halves of a network whose score is a product of two vectors.
+
+    Attributes:
+      vectors: a network with the inputs of the whole and the outputs `query` and `item`, (batch, dim).
+      item_features: those that `item` depends on; `query` depends on the others.
+    """
+
+    vectors: tf_keras.Model
+    item_features: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Model:
     """A network with its preprocessing, loss and metrics. A model function may also return a plain `tf_keras.Model`.
 
@@ -47,6 +60,8 @@ class Model:
       from_logits: whether `network` returns logits instead of probabilities; None: as `model.from_logits` or the
         from_logits of the loss.
       unused: features of the data that `network` ignores; a run warns about them.
+      towers: from the inputs of `network` to vectors, (batch, dim), whose products rank items as `network` does; None
+        for a model without them.
     """
 
     network: tf_keras.Model
@@ -55,6 +70,7 @@ class Model:
     metrics: Callable[[], Any] | None = None
     from_logits: bool | None = None
     unused: Sequence[str] = ()
+    towers: Towers | None = None
 
     def preprocessed(self, features: dict[str, tf.Tensor]) -> Any:
         """The inputs of `network` for a batch of raw features."""

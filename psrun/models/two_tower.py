@@ -10,7 +10,7 @@ import tf_keras
 
 from psrun.data.source import DataSource
 from psrun.layers.collection import MAX_STACKED_TABLE_BYTES
-from psrun.models import tables
+from psrun.models import in_batch, tables
 from psrun.models.model import ArgumentError, Model, concatenated, hidden, network_inputs, prepared
 
 
@@ -21,6 +21,11 @@ def two_tower(
     embedding_dim: int | Mapping[str, int] = 16,
     shared_tables: Mapping[str, Sequence[str]] | None = None,
     hidden_units: Sequence[int] = (64, 32),
+    objective: str = "labels",
+    item: str | None = None,
+    temperature: float = 0.1,
+    normalize: bool = True,
+    correct_popularity: bool = True,
     stack: bool | str = "auto",
     max_stacked_table_bytes: int = MAX_STACKED_TABLE_BYTES,
     deduplicate: bool | str = "auto",
@@ -28,22 +33,26 @@ def two_tower(
     """A tower of ReLU layers on the features of the query and one on all others; their dot product is the logit.
 
     Tables are (ids, embedding_dim), one per feature with ids unless features, also of both towers, share one; numbers
-    are direct inputs, and lists are pooled by their combiners. Here both towers are trained on labels of pairs; the
-    paper uses the softmax over a batch.
+    are direct inputs, and lists are pooled by their combiners.
 
     Args:
+      objective: labels: towers are trained on binary labels of pairs, and the prediction is a probability; softmax: on
+        interactions alone, by the softmax over the items of the batch, and the prediction is a score.
+      item, temperature, normalize, correct_popularity: of the softmax, see `psrun.models.in_batch.InBatchSoftmax`;
+        `item` is the feature with the ids.
       embedding_dim, shared_tables: see `psrun.models.tables.make_tables`.
       stack, max_stacked_table_bytes, deduplicate: see `psrun.layers.EmbeddingCollection`.
 
     Raises:
       ArgumentError: `query_features` names an unknown feature, repeats one, or leaves a tower without features; there
-        are no `hidden_units`, the labels are not binary, or a list cannot be pooled.
+        are no `hidden_units`, the objective does not fit the labels, or a list cannot be pooled.
     """
     if not hidden_units:
         raise ArgumentError(("hidden_units", "is required: the last number is the width of the towers' outputs"))
-    if source.task != "binary":
+    if objective == "labels" and source.task != "binary":
         raise ArgumentError(("", f"two_tower requires binary labels (task=binary); got task={source.task}"))
     preprocessing, num_ids = prepared(source)
+    in_batch.check_objective(objective, source, item, num_ids)
     tables.check_lists(source, num_ids, "two_tower")
     tensors = network_inputs(source, num_ids)
     names = [name for name in tensors if name not in tables.of_weights(source.features)]
@@ -70,8 +79,19 @@ def two_tower(
         *most, last = hidden_units
         return tf_keras.layers.Dense(last)(hidden(concatenated(parts), most))
 
-    dot = tf_keras.layers.Dot(axes=1)(
-        [tower(query_features), tower([name for name in names if name not in query_features])]
+    item_features = [name for name in names if name not in query_features]
+    if objective == "softmax" and item not in item_features:
+        raise ArgumentError(("item", f"is {item!r}, which is a feature of the query; choose one of the item"))
+    return in_batch.model(
+        tensors,
+        tower(query_features),
+        tower(item_features),
+        preprocessing=preprocessing,
+        item_features=item_features,
+        item=item,
+        num_items=num_ids.get(item or "", 0),
+        objective=objective,
+        temperature=temperature,
+        normalize=normalize,
+        correct_popularity=correct_popularity,
     )
-    clicked = tf_keras.layers.Activation("sigmoid", name="prediction")(dot)
-    return Model(tf_keras.Model(tensors, clicked), preprocessing)

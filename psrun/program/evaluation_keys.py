@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -31,7 +31,7 @@ class EvaluationKeys:
       ConfigError: the data has no such feature, or it is no single value per example.
     """
 
-    def __init__(self, features: Mapping[str, Feature], user: str | None, by: list[str]) -> None:
+    def __init__(self, features: Mapping[str, Feature], user: str | None, by: Sequence[str]) -> None:
         named = [] if user is None else [(USER, user)]
         problems = [
             problem
@@ -59,7 +59,7 @@ def make(run: RunConfig, model: Model, features: Mapping[str, Feature]) -> Evalu
     """
     evaluation = run.evaluation
     of_lists = [metric.name for metrics in objective.ranking_metrics_of(model).values() for metric in metrics]
-    if not of_lists and not evaluation.by:
+    if evaluation.candidates is not None or (not of_lists and not evaluation.by):
         return None
     if of_lists and evaluation.user is None:
         message = f"is required for {of_lists[0]}, a metric of lists by user; set it to the feature with the users"

@@ -7,6 +7,14 @@ from typing import Any
 import tensorflow as tf
 
 
+def any_number(examples: Any) -> tf.TypeSpec:
+    """The spec of a batch for any number of examples."""
+    shape = [None, *examples.shape[1:]]
+    if isinstance(examples, tf.RaggedTensorSpec):
+        return tf.RaggedTensorSpec(shape, examples.dtype, examples.ragged_rank, examples.row_splits_dtype)
+    return tf.TensorSpec(shape, examples.dtype)
+
+
 def zeros(
     spec: tf.TensorSpec | tf.RaggedTensorSpec, batch_size: int = 1, num_values: int = 1
 ) -> tf.Tensor | tf.RaggedTensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -24,6 +25,11 @@ class EvaluationChoice(Choice):
       batch_size: examples per evaluation batch; None for the training batch size.
       user: the feature with the users, for metrics of lists; None: there are none.
       by: features by whose values metrics are also reported.
+      candidates: what relevant items are ranked among: None: the other evaluation examples of the user; all: all items;
+        a number: that many negatives, drawn for each.
+      sampling: how these are drawn.
+      item: the feature with the items, for candidates.
+      item_features: those that depend on the item, of a model without towers; empty: `item` alone.
     """
 
     runs_on: ClassVar[Literal["fit", "coordinator", "evaluator"] | None] = None
@@ -33,7 +39,11 @@ class EvaluationChoice(Choice):
     kind: str
     batch_size: int | None = None
     user: str | None = None
-    by: list[str] = field(default_factory=list)
+    by: Sequence[str] = ()
+    candidates: int | str | None = None
+    sampling: str = "uniform"
+    item: str | None = None
+    item_features: Sequence[str] = ()
 
     def is_due(self, epoch: int) -> bool:
         """Whether it runs between `epoch` and the next one."""
@@ -51,6 +61,10 @@ class Evaluated(EvaluationChoice):
     batch_size: int | None = at_least(1)
     user: str | None = field(default=None, kw_only=True)
     by: list[str] = field(default_factory=list, kw_only=True)
+    candidates: int | str | None = field(default=None, kw_only=True, metadata={"at_least": 1, "or_else": "all"})
+    sampling: str = field(default="uniform", kw_only=True, metadata={"choices": ("uniform", "popularity")})
+    item: str | None = field(default=None, kw_only=True)
+    item_features: list[str] = field(default_factory=list, kw_only=True)
 
 
 @dataclass(frozen=True)

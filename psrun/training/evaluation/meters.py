@@ -20,6 +20,7 @@ from psrun.program import objective
 from psrun.program.compiled_model import Program
 from psrun.program.example_counter import ExamplesSeen
 from psrun.tf_internals import keras
+from psrun.training.evaluation.candidates import CandidateRanking
 from psrun.training.evaluation.kept_examples import KeptExamples
 
 
@@ -129,6 +130,9 @@ class Meters:
             metrics, program.network, program.prediction_spec, program.batch_spec[1], program.metric_names
         )
         self._kept = kept_examples(program)
+        self._candidates: CandidateRanking | None = None
+        if program.config.evaluation.candidates is not None:
+            self._candidates = CandidateRanking(program, objective.ranking_metrics_of(program.model)[""])
         self._outside: tf_keras.metrics.Sum | None = None
         if program.may_be_logits:
             self._outside = tf_keras.metrics.Sum(name="outside", dtype=tf.int64)
@@ -202,6 +206,8 @@ class Meters:
         if self._outside is not None and (count := int(self._outside.result())):
             raise objective.outside_error(count, "the evaluation data")
         kept = {output: each.result() for output, each in self._kept.items()}
+        if self._candidates is not None:
+            kept[""] = self._candidates.result()
         of_lists = {
             objective.name_in(output, metric): kept[output]["metrics"][metric.name]
             for output, metrics in objective.ranking_metrics_of(self._program.model).items()
@@ -224,6 +230,11 @@ def kept_examples(program: Program) -> dict[str, KeptExamples]:
     if program.evaluation_keys is None:
         return {}
     of_lists = objective.ranking_metrics_of(program.model)
+    if program.config.evaluation.candidates is not None:
+        if list(of_lists) != [""]:
+            message = "requires metrics of lists, of a model with one output"
+            raise ConfigError([Problem("evaluation.candidates", message)])
+        return {}
     by = program.config.evaluation.by
     spec = program.prediction_spec
     outputs = spec if isinstance(spec, Mapping) else {"": spec}

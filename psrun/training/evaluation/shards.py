@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from psrun.closures.training_closures import InFlightClosures
 from psrun.program.compiled_model import Program
-from psrun.program.zeros import spec_of
+from psrun.program.zeros import any_number, spec_of
 
 _IN_FLIGHT_PER_WORKER = 2
 # Enough that a fast worker finds more work, and little work is repeated when a worker is lost.
@@ -64,7 +64,7 @@ class Shards:
         """The parts of all values of a shard; runs on a worker."""
         dataset = self._program.measured_dataset(shard=(index, self._num_shards))
         outputs = tf.function(self._of_batch).get_concrete_function(dataset.element_spec).structured_outputs
-        self.spec = tf.nest.map_structure(lambda value: _any_number(spec_of(value)), outputs)
+        self.spec = tf.nest.map_structure(lambda value: any_number(spec_of(value)), outputs)
         iterator = iter(dataset)
 
         def add(batch: Any, num_batches: tf.Tensor, arrays: Any) -> tuple[Any, tf.Tensor, Any]:
@@ -109,11 +109,3 @@ def _array(batch: tf.TensorSpec) -> tf.TensorArray:
     """Selects the batches of a shard, of any size."""
     shape = [None, *batch.shape[1:]]
     return tf.TensorArray(batch.dtype, size=0, dynamic_size=True, infer_shape=False, element_shape=shape)
-
-
-def _any_number(examples: Any) -> tf.TypeSpec:
-    """The spec for any number of examples."""
-    shape = [None, *examples.shape[1:]]
-    if isinstance(examples, tf.RaggedTensorSpec):
-        return tf.RaggedTensorSpec(shape, examples.dtype, examples.ragged_rank, examples.row_splits_dtype)
-    return tf.TensorSpec(shape, examples.dtype)

@@ -1,0 +1,167 @@
+"""The softmax over the items of a batch, by which two towers are trained on interactions alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+import tf_keras
+
+from psrun.data.source import DataSource
+from psrun.models.model import ArgumentError, Model, Towers
+from psrun.tf_internals.variables import takes_scattered
+
+OBJECTIVES = ("labels", "softmax")
+_EXCLUDED = -1e9
+_CHECKED = 256  # labels
+
+
+@tf_keras.utils.register_keras_serializable(package="psrun")
+class InBatchSoftmax(tf_keras.layers.Layer):
+    """Scores pairs of a query and an item, and adds a loss: for each query, the cross-entropy of its item among the
+    items of the batch (Yi et al., "Sampling-Bias-Corrected Neural Modeling for Large Corpus Item Recommendations",
+    2019). The same item of other examples is left out.
+
+    Popular items are in more batches: the logarithm of each item's share of the training examples so far, which the
+    layer counts, is subtracted from its logits (logQ correction). The scores that it returns have no correction.
+
+    Args:
+      num_items: ids are from 0 to num_items - 1.
+      temperature: by which scores are divided; more than 0.
+      normalize: whether vectors are scaled to length 1.
+    """
+
+    def __init__(
+        self,
+        num_items: int,
+        *,
+        temperature: float = 1.0,
+        normalize: bool = False,
+        correct_popularity: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.num_items = num_items
+        self.temperature = temperature
+        self.normalize = normalize
+        self.correct_popularity = correct_popularity
+
+    def build(self, input_shape: Any) -> None:
+        # One row, which no partitioner cuts: shards take no scattered numbers.
+        options = {"initializer": "zeros", "trainable": False, "dtype": tf.float32}
+        if self.correct_popularity:
+            self.counts = self.add_weight("counts", (1, self.num_items), **options)
+            self.total = self.add_weight("total", (1, 1), **options)
+        super().build(input_shape)
+
+    def call(self, inputs: tuple[tf.Tensor, tf.Tensor, tf.Tensor], training: bool | None = None) -> tf.Tensor:
+        """The scores of pairs, (batch, 1).
+
+        Args:
+          inputs: vectors of queries and of items, (batch, dim), and the ids of the items, integers of `batch` elements.
+        """
+        query, item, ids = inputs
+        ids = tf.reshape(tf.cast(ids, tf.int32), [-1])
+        query, item = self.scaled(query), self.scaled(item)
+        scores = tf.matmul(query, item, transpose_b=True) / self.temperature
+        logits = scores - self._log_share(ids) if self.correct_popularity else scores
+        count = tf.shape(ids)[0]
+        is_other = tf.logical_not(tf.eye(count, dtype=tf.bool))
+        is_same = tf.equal(ids[:, tf.newaxis], ids[tf.newaxis])
+        logits = tf.where(is_same & is_other, _EXCLUDED, logits)
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(tf.range(count), logits)
+        self.add_loss(tf.reduce_mean(losses))
+        if training and self.correct_popularity:
+            self._count(ids)
+        return tf.linalg.diag_part(scores)[:, tf.newaxis]
+
+    def scaled(self, vectors: tf.Tensor) -> tf.Tensor:
+        """Vectors as they are multiplied."""
+        return tf.math.l2_normalize(vectors, axis=1) if self.normalize else vectors
+
+    def _log_share(self, ids: tf.Tensor) -> tf.Tensor:
+        """(1, batch), as if each item had been there once more."""
+        counts = tf.gather_nd(self.counts, tf.stack([tf.zeros_like(ids), ids], axis=1))
+        total = tf.convert_to_tensor(self.total)[0, 0]
+        return tf.math.log((counts + 1) / (total + self.num_items))[tf.newaxis]
+
+    def _count(self, ids: tf.Tensor) -> None:
+        once = tf.ones([tf.size(ids)])
+        if takes_scattered(self.counts):
+            self.counts.scatter_nd_add(tf.stack([tf.zeros_like(ids), ids], axis=1), once)
+        else:
+            self.counts.assign_add(tf.math.unsorted_segment_sum(once, ids, self.num_items)[tf.newaxis])
+        self.total.assign_add(tf.reshape(tf.reduce_sum(once), [1, 1]))
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "num_items": self.num_items,
+            "temperature": self.temperature,
+            "normalize": self.normalize,
+            "correct_popularity": self.correct_popularity,
+        }
+
+
+def no_loss(y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
+    """0 for each example: the loss of a model whose layers add the whole loss."""
+    return tf.zeros([tf.shape(y_pred)[0]], y_pred.dtype)
+
+
+def check_objective(objective: str, source: DataSource, item: str | None, num_ids: dict[str, int]) -> None:
+    """Raises ArgumentError if an objective does not fit the data.
+
+    Args:
+      item: the feature with the ids of the items.
+    """
+    if objective not in OBJECTIVES:
+        raise ArgumentError(("objective", f"is {objective!r}, must be one of {', '.join(OBJECTIVES)}"))
+    if objective == "labels":
+        return
+    if item is None:
+        raise ArgumentError(("item", "is required with objective=softmax: the feature with the ids of the items"))
+    if item not in num_ids:
+        names = ", ".join(num_ids)
+        raise ArgumentError(("item", f"is {item!r}, which is no feature with ids; the data has {names}"))
+    with tf.init_scope():
+        _, label, *_ = next(iter(source.train(batch_size=_CHECKED, seed=tf.constant(0, tf.int64))))
+    if source.task == "multiclass" or not bool(tf.reduce_all(label > 0)):
+        message = "is softmax, which takes examples of interactions alone, with labels above 0, such as ratings; remove"
+        raise ArgumentError(("objective", f"{message} the others, set data.task=regression, or choose labels"))
+
+
+def model(
+    tensors: Mapping[str, tf.Tensor],
+    query: tf.Tensor,
+    item_vector: tf.Tensor,
+    *,
+    preprocessing: Any,
+    item_features: Sequence[str],
+    item: str | None,
+    num_items: int,
+    objective: str,
+    **options: Any,
+) -> Model:
+    """The model of two towers.
+
+    Args:
+      tensors: the inputs of the network, by feature.
+      query, item_vector: the outputs of the towers, (batch, dim).
+      item: the feature with the ids of the items; None with objective=labels.
+      options: of `InBatchSoftmax`.
+    """
+    if objective == "labels":
+        dot = tf_keras.layers.Dot(axes=1)([query, item_vector])
+        prediction = tf_keras.layers.Activation("sigmoid", name="prediction")(dot)
+        vectors = {"query": query, "item": item_vector}
+    else:
+        softmax = InBatchSoftmax(num_items, name="prediction", **options)
+        prediction = softmax((query, item_vector, tensors[item]))
+        scale = tf_keras.layers.Lambda(softmax.scaled)
+        vectors = {"query": scale(query), "item": scale(item_vector)}
+    towers = Towers(tf_keras.Model(tensors, vectors), tuple(item_features))
+    network = tf_keras.Model(tensors, prediction)
+    if objective == "labels":
+        return Model(network, preprocessing, towers=towers)
+    return Model(network, preprocessing, loss=no_loss, metrics=list, from_logits=False, towers=towers)

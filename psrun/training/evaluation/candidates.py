@@ -1,0 +1,213 @@
+"""Ranks the items of evaluation examples among candidates: all items, or negatives that are drawn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from psrun.errors import ConfigError, Problem
+from psrun.metrics import estimates, retrieval
+from psrun.metrics.ranking import OfItems, RankingMetric, RelevantExamples
+from psrun.models.model import Model
+from psrun.program import interactions
+from psrun.program.compiled_model import Program
+from psrun.program.zeros import any_number
+from psrun.tf_internals.tracing import unconverted
+
+_PAIRS = 1 << 22  # scores in memory at a time
+_AT_ONCE = 8192  # examples of which a network computes scores or vectors at a time
+_DRAWS = 100  # to replace negatives that a user has in an example
+
+
+class Scores:
+    """The scores of a model for pairs of users and items, in this process.
+
+    Args:
+      known: with the features of all users and items.
+    """
+
+    def __init__(self, model: Model, known: interactions.Interactions) -> None:
+        self._known = known
+        self._model = model
+        self._towers = model.towers
+        forward = self._score if self._towers is None else self._vectors
+        features = {**known.users, **known.items}
+        spec = {name: any_number(tf.type_spec_from_value(each)) for name, each in features.items()}
+        # Traced now, for the reason in `shards`.
+        self._forward = unconverted(forward).get_concrete_function(spec)
+        self._query: np.ndarray = np.zeros((0, 0))
+        self._item: np.ndarray = np.zeros((0, 0))
+
+    def refresh(self) -> None:
+        """Computes the vectors of towers with the current variables."""
+        if self._towers is not None:
+            count = max(self._known.num_users, self._known.num_items)
+            users = np.minimum(np.arange(count), self._known.num_users - 1)
+            items = np.minimum(np.arange(count), self._known.num_items - 1)
+            parts = [self._of(users[at : at + _AT_ONCE], items[at : at + _AT_ONCE]) for at in range(0, count, _AT_ONCE)]
+            self._query = np.concatenate([part["query"] for part in parts])[: self._known.num_users]
+            self._item = np.concatenate([part["item"] for part in parts])[: self._known.num_items]
+
+    def of_all_items(self, users: np.ndarray) -> np.ndarray:
+        """(users, items)."""
+        if self._towers is not None:
+            return self._query[users] @ self._item.T
+        every = np.arange(self._known.num_items)
+        pairs = self.of_pairs(np.repeat(users, len(every)), np.tile(every, len(users)))
+        return pairs.reshape(len(users), len(every))
+
+    def of_pairs(self, users: np.ndarray, items: np.ndarray) -> np.ndarray:
+        """(n,) of pairs."""
+        if self._towers is not None:
+            return np.einsum("nd,nd->n", self._query[users], self._item[items])
+        parts = [
+            self._of(users[at : at + _AT_ONCE], items[at : at + _AT_ONCE]) for at in range(0, len(users), _AT_ONCE)
+        ]
+        return np.concatenate([np.asarray(part).reshape(-1) for part in parts])
+
+    def _of(self, users: np.ndarray, items: np.ndarray) -> Any:
+        features = {
+            **{name: tf.gather(each, users) for name, each in self._known.users.items()},
+            **{name: tf.gather(each, items) for name, each in self._known.items.items()},
+        }
+        return tf.nest.map_structure(lambda each: each.numpy(), self._forward(features))
+
+    def _vectors(self, features: dict[str, Any]) -> Any:
+        assert self._towers is not None
+        return self._towers.vectors(self._model.preprocessed(features), training=False)
+
+    def _score(self, features: dict[str, Any]) -> Any:
+        return self._model.network(self._model.preprocessed(features), training=False)
+
+
+class CandidateRanking:
+    """The metrics of lists in which each user's relevant evaluation items are ranked among candidates.
+
+    With all items as candidates, the list of a user has all items but those of his training examples. With drawn
+    negatives, each relevant item has a list of its own, with as many items that the user has in no example: drawn by
+    the seed of the run, and so the same for every model.
+
+    Raises:
+      ConfigError: the data lacks a feature, or a list is longer than there are items.
+    """
+
+    def __init__(self, program: Program, metrics: list[RankingMetric]) -> None:
+        evaluation = program.config.evaluation
+        self._metrics = metrics
+        self._seed = program.config.seed
+        towers = program.model.towers
+        assert evaluation.user is not None
+        assert evaluation.item is not None
+        item_features = towers.item_features if towers else tuple(evaluation.item_features or [evaluation.item])
+        num_drawn = None if evaluation.candidates == "all" else int(evaluation.candidates or 0)
+        if evaluation.item not in item_features:
+            message = f"is '{evaluation.item}', which is no feature of items; these are {', '.join(item_features)}"
+            raise ConfigError([Problem(interactions.ITEM, message)])
+        known = interactions.read(program.source, evaluation.user, evaluation.item, item_features)
+        num_candidates = known.num_items if num_drawn is None else num_drawn + 1
+        if len({metric.relevant_from for metric in metrics}) > 1:
+            message = (
+                "has metrics that differ in relevant_from, but one list of candidates has one kind of relevant items"
+            )
+            raise ConfigError([Problem("model.metrics", message)])
+        for metric in metrics:
+            if getattr(metric, "k", 0) > num_candidates:
+                message = f"{metric.name} needs more items than the {num_candidates} candidates of a list"
+                raise ConfigError([Problem("model.metrics", message)])
+        self._known = known
+        self._scores = Scores(program.model, known)
+        self._by_popularity = evaluation.sampling == "popularity"
+        user, item = known.evaluated
+        relevant = np.flatnonzero((known.weight > 0) & metrics[0].relevant(known.label))
+        order = relevant[np.argsort(user[relevant], kind="stable")]
+        self._relevant = retrieval.Pairs(user[order], item[order])
+        self._label = known.label[order]
+        self._negatives = None if num_drawn is None else self._drawn(num_drawn)
+
+    def result(self) -> dict[str, Any]:
+        """As `KeptExamples.result`."""
+        self._scores.refresh()
+        of_items: dict[str, float | None] = {}
+        try:
+            if self._negatives is None:
+                examples, recommended = self._among_all()
+                of_items = self._of_items(recommended)
+            else:
+                examples = self._among_drawn(self._negatives)
+        except ValueError as error:
+            raise ConfigError([Problem("evaluation", f"cannot rank the predictions: {error}")]) from error
+        result = estimates.of_lists(examples, [each for each in self._metrics if each.name not in of_items])
+        return {**result, "metrics": {**result["metrics"], **of_items}, "share_of_users": 1.0, "segments": []}
+
+    def _among_all(self) -> tuple[RelevantExamples, np.ndarray]:
+        """The relevant items with their ranks, and the first items of each list: (users, k)."""
+        known = self._known
+        longest = max((each.k for each in self._metrics if isinstance(each, OfItems)), default=0)
+        found = []
+        lengths = []
+        firsts = []
+        users = np.unique(self._relevant.user)
+        size = max(1, _PAIRS // known.num_items)
+        for at in range(0, len(users), size):
+            chosen = users[at : at + size]
+            user, item = self._relevant.of_users(int(chosen[0]), int(chosen[-1]) + 1)
+            seen_user, seen_item = known.trained.of_users(int(chosen[0]), int(chosen[-1]) + 1)
+            is_excluded = np.isin(seen_user, chosen) & ~np.isin(
+                seen_user * known.num_items + seen_item, user * known.num_items + item
+            )
+            row = np.searchsorted(chosen, user)
+            excluded = np.searchsorted(chosen, seen_user[is_excluded]), seen_item[is_excluded]
+            scores = self._scores.of_all_items(chosen)
+            if longest:
+                scores[excluded] = -np.inf
+                firsts.append(retrieval.top(scores, longest))
+            found.append(retrieval.ranks(scores, (row, item), excluded))
+            num_excluded = np.bincount(excluded[0], minlength=len(chosen))
+            lengths.append((known.num_items - num_excluded)[row])
+        rank, equal_or_higher, higher = (np.concatenate(each) for each in zip(*found))
+        relevant = RelevantExamples(
+            self._relevant.user, self._label, rank, higher, equal_or_higher - higher, np.concatenate(lengths)
+        )
+        return relevant, np.concatenate(firsts) if firsts else np.zeros((len(users), 0), np.int64)
+
+    def _of_items(self, recommended: np.ndarray) -> dict[str, float | None]:
+        """The metrics of what is recommended, whether it is relevant or not."""
+        return {
+            metric.name: metric.value(recommended[:, : metric.k], self._known.popularity)
+            for metric in self._metrics
+            if isinstance(metric, OfItems)
+        }
+
+    def _among_drawn(self, negatives: np.ndarray) -> RelevantExamples:
+        count, width = negatives.shape
+        own = self._scores.of_pairs(self._relevant.user, self._relevant.item)
+        others = self._scores.of_pairs(np.repeat(self._relevant.user, width), negatives.reshape(-1))
+        if np.isnan(own).any() or np.isnan(others).any():
+            raise ValueError("scores are NaN, which have no rank")
+        others = others.reshape(count, width)
+        higher = (others > own[:, np.newaxis]).sum(1)
+        equal = (others == own[:, np.newaxis]).sum(1)
+        return RelevantExamples(
+            np.arange(count), self._label, 1 + higher + equal, higher, equal, np.full(count, width + 1)
+        )
+
+    def _drawn(self, count: int) -> np.ndarray:
+        """(relevant, count) items that the user of each relevant pair has in no example."""
+        known = self._known
+        random = np.random.default_rng(self._seed)
+        shares = known.popularity / known.popularity.sum() if self._by_popularity else None
+        taken = retrieval.Pairs.of(
+            np.concatenate([known.trained.user, known.evaluated[0]]),
+            np.concatenate([known.trained.item, known.evaluated[1]]),
+        )
+        keys = taken.user * known.num_items + taken.item
+        drawn = random.choice(known.num_items, (len(self._relevant.user), count), p=shares)
+        for _ in range(_DRAWS):
+            wrong = np.isin(self._relevant.user[:, np.newaxis] * known.num_items + drawn, keys)
+            if not wrong.any():
+                return drawn
+            drawn[wrong] = random.choice(known.num_items, int(wrong.sum()), p=shares)
+        message = "some users have nearly all items in examples, so that no negatives can be drawn; choose all"
+        raise ConfigError([Problem("evaluation.candidates", message)])
