@@ -26,12 +26,13 @@ class Pairs:
         """The distinct pairs."""
         order = np.lexsort((item, user))
         user, item = user[order], item[order]
-        is_new = np.append(True, (user[1:] != user[:-1]) | (item[1:] != item[:-1]))[: len(user)]
+        is_new: np.ndarray = np.append(True, (user[1:] != user[:-1]) | (item[1:] != item[:-1]))[: len(user)]
         return cls(user[is_new], item[is_new])
 
     def of_users(self, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
         """The users and the items of the pairs of the users from `first` to before `last`."""
-        begin, end = np.searchsorted(self.user, [first, last])
+        begin = np.searchsorted(self.user, first)
+        end = np.searchsorted(self.user, last)
         return self.user[begin:end], self.item[begin:end]
 
 
@@ -62,14 +63,14 @@ def ranks(
         scores.sort(axis=1)
         equal_or_higher = np.empty(len(user), np.int64)
         higher = np.empty(len(user), np.int64)
-        firsts = np.searchsorted(user, np.arange(len(scores) + 1))
+        firsts: list[int] = np.searchsorted(user, np.arange(len(scores) + 1)).tolist()  # type: ignore[assignment]
         for row, (begin, end) in enumerate(itertools.pairwise(firsts)):
             equal_or_higher[begin:end] = scores.shape[1] - np.searchsorted(scores[row], own[begin:end], "left")
             higher[begin:end] = scores.shape[1] - np.searchsorted(scores[row], own[begin:end], "right")
     # Relevant items of the same user that come before.
     order = np.lexsort((-own, user))
-    place = np.empty(len(user), np.int64)
-    place[order] = np.arange(len(user)) - np.searchsorted(user, user)[order]
+    place: np.ndarray = np.empty(len(user), np.int64)
+    place[order] = np.arange(len(user)) - np.searchsorted(user, user)
     return 1 + equal_or_higher + place, equal_or_higher, higher
 
 

@@ -157,6 +157,7 @@ def model(
         vectors = {"query": query, "item": item_vector}
     else:
         softmax = InBatchSoftmax(num_items, name="prediction", **options)
+        assert item is not None
         prediction = softmax((query, item_vector, tensors[item]))
         scale = tf_keras.layers.Lambda(softmax.scaled)
         vectors = {"query": scale(query), "item": scale(item_vector)}

@@ -102,7 +102,7 @@ class CandidateRanking:
         assert evaluation.item is not None
         item_features = towers.item_features if towers else tuple(evaluation.item_features or [evaluation.item])
         num_drawn = None if evaluation.candidates == "all" else int(evaluation.candidates or 0)
-        if evaluation.item not in item_features:
+        if evaluation.item in program.source.features and evaluation.item not in item_features:
             message = f"is '{evaluation.item}', which is no feature of items; these are {', '.join(item_features)}"
             raise ConfigError([Problem(interactions.ITEM, message)])
         known = interactions.read(program.source, evaluation.user, evaluation.item, item_features)
@@ -120,10 +120,12 @@ class CandidateRanking:
         self._scores = Scores(program.model, known)
         self._by_popularity = evaluation.sampling == "popularity"
         user, item = known.evaluated
-        relevant = np.flatnonzero((known.weight > 0) & metrics[0].relevant(known.label))
-        order = relevant[np.argsort(user[relevant], kind="stable")]
-        self._relevant = retrieval.Pairs(user[order], item[order])
-        self._label = known.label[order]
+        relevant = (known.weight > 0) & metrics[0].relevant(known.label)
+        self._relevant = retrieval.Pairs.of(user[relevant], item[relevant])
+        keys = user[relevant] * known.num_items + item[relevant]
+        place = np.searchsorted(self._relevant.user * known.num_items + self._relevant.item, keys)
+        self._label: np.ndarray = np.zeros(len(self._relevant.user))
+        np.maximum.at(self._label, place, known.label[relevant])  # an item that is there twice is one item
         self._negatives = None if num_drawn is None else self._drawn(num_drawn)
 
     def result(self) -> dict[str, Any]:
@@ -157,8 +159,9 @@ class CandidateRanking:
             is_excluded = np.isin(seen_user, chosen) & ~np.isin(
                 seen_user * known.num_items + seen_item, user * known.num_items + item
             )
-            row = np.searchsorted(chosen, user)
-            excluded = np.searchsorted(chosen, seen_user[is_excluded]), seen_item[is_excluded]
+            row: np.ndarray = np.searchsorted(chosen, user)  # type: ignore[assignment]
+            excluded_row: np.ndarray = np.searchsorted(chosen, seen_user[is_excluded])  # type: ignore[assignment]
+            excluded = excluded_row, seen_item[is_excluded]
             scores = self._scores.of_all_items(chosen)
             if longest:
                 scores[excluded] = -np.inf
