@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import tensorflow as tf
 
@@ -15,6 +16,8 @@ from psrun.data.lists import length_name
 from psrun.data.source import DataSource
 from psrun.errors import ExportError
 from psrun.files import is_pattern
+from psrun.program import interactions
+from psrun.program.pair_scores import PairScores
 
 _ABOUT = "psrun.json"
 
@@ -28,10 +31,14 @@ def write(trained: LoadedModel, folder: Path, warn: Callable[[str], None]) -> Pa
     a padded matrix, (batch, any width), and an input NAME_length with the number of its values, (batch,). Longer lists
     than `max_values` are truncated.
 
+    With `export.top_k`, the signature `recommend` takes the features of users and returns `item`, the raw values of the
+    items with the highest scores among those of all examples, and `score`: (batch, top_k). It leaves out none.
+
     Args:
       warn: prints a warning.
 
     Raises:
+      ConfigError: the data lacks the features of users or items.
       ExportError: TensorFlow cannot save the model, or the disk is full or cannot be written to.
     """
     root = tf.Module()
@@ -49,11 +56,14 @@ def write(trained: LoadedModel, folder: Path, warn: Callable[[str], None]) -> Pa
         return {"prediction": outputs, "class": tf.gather(tf.constant(names), tf.argmax(outputs, axis=1))}
 
     root.serve = tf.function(serve, input_signature=[_padded(trained.source)])
+    signatures = {"serving_default": root.serve}
+    if trained.recommends is not None:
+        signatures["recommend"] = root.recommend = _recommending(root, trained)
     final = folder / str(trained.checkpoint.step)
     part = folder / f".{final.name}.{os.getpid()}"
     try:
         with tf.device(DEVICE):
-            tf.saved_model.save(root, str(part), signatures=root.serve)
+            tf.saved_model.save(root, str(part), signatures=signatures)
         about = part / "assets.extra"
         about.mkdir()
         (about / _ABOUT).write_text(json.dumps(_about(trained), indent=2) + "\n", encoding="utf-8")
@@ -66,6 +76,33 @@ def write(trained: LoadedModel, folder: Path, warn: Callable[[str], None]) -> Pa
     return final
 
 
+def _recommending(root: tf.Module, trained: LoadedModel) -> Any:
+    """The function of `recommend`; `root` gets its variables."""
+    assert trained.recommends is not None
+    top_k, evaluation = trained.recommends
+    model = trained.model
+    assert model.towers is not None
+    known = interactions.of_run(evaluation, trained.source, model)
+    scores = PairScores(model, known)
+    scores.refresh()
+    root.item_vectors = tf.Variable(scores.item_vectors, trainable=False)
+    root.items = tf.Variable(tf.reshape(known.items[evaluation.item or ""], [-1]), trainable=False)
+    first = {name: values[:1] for name, values in known.items.items()}
+    left_out = {*first, *(length_name(name) for name in first)}
+    specs = {name: spec for name, spec in _padded(trained.source).items() if name not in left_out}
+    vectors = model.towers.vectors
+
+    def recommend(features: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        count = tf.shape(next(iter(features.values())))[0]
+        of_items = {name: tf.repeat(values, count, axis=0) for name, values in first.items()}
+        whole = _without_padding(trained.source, features) | of_items
+        query = vectors(model.preprocessed(whole), training=False)["query"]
+        found = tf.math.top_k(tf.matmul(query, root.item_vectors, transpose_b=True), min(top_k, known.num_items))
+        return {"item": tf.gather(root.items, found.indices), "score": found.values}
+
+    return tf.function(recommend, input_signature=[specs])
+
+
 def _padded(source: DataSource) -> dict[str, tf.TensorSpec]:
     """The signature of a batch of raw features without RaggedTensors, which have no names in a SavedModel."""
     specs = {name: tf.TensorSpec(spec.shape, spec.dtype, name) for name, spec in signature(source).items()}
@@ -74,8 +111,12 @@ def _padded(source: DataSource) -> dict[str, tf.TensorSpec]:
 
 
 def _without_padding(source: DataSource, features: dict[str, tf.Tensor]) -> dict[str, tf.Tensor | tf.RaggedTensor]:
-    unpadded: dict[str, tf.Tensor | tf.RaggedTensor] = {name: features[name] for name in source.features}
+    unpadded: dict[str, tf.Tensor | tf.RaggedTensor] = {
+        name: features[name] for name in source.features if name in features
+    }
     for name, of in _lists(source).items():
+        if name not in features:  # of items, where those of users are recommended to
+            continue
         most = source.features[of].max_values  # longer lists are truncated, as in training
         lengths = tf.minimum(features[length_name(of)], most)
         unpadded[name] = tf.RaggedTensor.from_tensor(features[name][:, :most], lengths=lengths)

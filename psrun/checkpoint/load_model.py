@@ -12,6 +12,7 @@ from psrun.checkpoint.logical import LogicalCheckpoint, adapted
 from psrun.checkpoint.manifest import Contents, Manifest
 from psrun.checkpoint.store import Store
 from psrun.cluster import placement
+from psrun.config.choices import EvaluationChoice
 from psrun.config.run_config import RunConfig
 from psrun.data import labels
 from psrun.data.source import DataSource, task_of
@@ -33,12 +34,15 @@ class LoadedModel:
     Attributes:
       checkpoint: the path of the checkpoint.
       class_names: of the classes 0, 1, ...; None without names.
+      recommends: how many items an export recommends, and the evaluation choice that names users and items; None: it
+        recommends none.
     """
 
     model: Model
     source: DataSource
     checkpoint: Manifest
     class_names: tuple[str, ...] | None = None
+    recommends: tuple[int, EvaluationChoice] | None = None
 
 
 def load(run: RunConfig, source: DataSource, store: Store, warn: Callable[[str], None]) -> LoadedModel:
@@ -55,7 +59,9 @@ def load(run: RunConfig, source: DataSource, store: Store, warn: Callable[[str],
         specs = signature(source)
         predict(model, source, {name: zeros(spec) for name, spec in specs.items()})  # builds the rest
         checkpoint = restore(model.network, run.restore, store, warn)
-    return LoadedModel(model, source, checkpoint, labels.class_names(source, run.data.label_vocabulary))
+    recommends = None if run.export.top_k is None else (run.export.top_k, run.evaluation)
+    names = labels.class_names(source, run.data.label_vocabulary)
+    return LoadedModel(model, source, checkpoint, names, recommends)
 
 
 def restore(network: tf_keras.Model, which: str, store: Store, warn: Callable[[str], None]) -> Manifest:

@@ -264,8 +264,18 @@ def _of_restoring(config: RunConfig) -> Iterator[Problem]:
 
 
 def _of_predictions(config: RunConfig) -> Iterator[Problem]:
-    """Problems of the file of predictions."""
+    """Problems of the file of predictions, and of recommendations."""
     keys = config.predict
+    for key, top_k in (("predict.top_k", keys.top_k), ("export.top_k", config.export.top_k)):
+        for name in ("user", "item"):
+            if top_k is not None and getattr(config.evaluation, name) is None:
+                yield Problem(f"evaluation.{name}", f"is required with {key}: the feature with the {name}s")
+    if keys.top_k is not None and keys.file_format == "tfrecord":
+        yield Problem("predict.format", "is tfrecord, but predict.top_k writes csv or parquet")
+    if keys.top_k is not None and config.mode == "predict" and config.cluster.has_parameter_servers:
+        yield Problem("predict.top_k", "is computed by one process, with the whole model; set cluster=none")
+    if keys.top_k is not None and keys.keep:
+        yield Problem("predict.keep", "is not supported with predict.top_k; set it to []")
     if keys.file_format is None:
         extensions = ", ".join(keys.EXTENSIONS)
         message = f"is required: predict.path={keys.path} has none of the extensions {extensions}"

@@ -87,10 +87,15 @@ class TaskKeys:
 
 @dataclass(frozen=True)
 class ExportKeys:
-    """Whether to write a SavedModel at the end of training, and for each new best checkpoint."""
+    """Whether to write a SavedModel at the end of training, and for each new best checkpoint.
+
+    Attributes:
+      top_k: how many items the SavedModel recommends; None: none.
+    """
 
     at_end: bool
     best: bool
+    top_k: int | None = at_least(1, default=None)
 
 
 @dataclass(frozen=True)
@@ -101,6 +106,7 @@ class PredictKeys:
       path: None for a file in the run folder.
       format: None for that of the extension of `path`, and CSV without a path.
       keep: columns of the input that stand beside the predictions.
+      top_k: how many items to recommend to each user, instead of predictions; None: none.
     """
 
     EXTENSIONS: ClassVar[dict[str, str]] = {
@@ -112,6 +118,7 @@ class PredictKeys:
     path: str | None
     format: str | None = one_of("csv", "parquet", "tfrecord", None, default=None)
     keep: list[str] = field(default_factory=list)
+    top_k: int | None = at_least(1, default=None)
 
     @property
     def file_format(self) -> str | None:

@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from psrun.config.choices import EvaluationChoice
 from psrun.config.schema import did_you_mean
 from psrun.data.source import ByNumber, DataSource, evaluation_batches
 from psrun.errors import ConfigError, Problem
 from psrun.metrics.retrieval import Pairs
+from psrun.models.model import Model
 from psrun.program import list_inputs
 
 ITEM = "evaluation.item"
@@ -24,7 +26,6 @@ class _Distinct:
 
     Args:
       kept: the features.
-      newest: whether the features are those of the last batch in which the value is.
     """
 
     def __init__(self, feature: str, kept: Sequence[str]) -> None:
@@ -63,6 +64,7 @@ class Interactions:
       trained: the pairs of the training examples.
       evaluated: those of the evaluation examples, in their order.
       label, weight: of the evaluation examples.
+      popularity: the number of training examples of each item.
     """
 
     users: Mapping[str, Any]
@@ -74,6 +76,19 @@ class Interactions:
     label: np.ndarray
     weight: np.ndarray
     popularity: np.ndarray
+
+
+def of_run(evaluation: EvaluationChoice, source: DataSource, model: Model) -> Interactions:
+    """The interactions of a run, by the features that its evaluation names; raises as `read`."""
+    user = evaluation.user
+    item = evaluation.item
+    assert user is not None
+    assert item is not None
+    item_features = model.towers.item_features if model.towers else tuple(evaluation.item_features or [item])
+    if item in source.features and item not in item_features:
+        message = f"is '{item}', which is no feature of items; these are {', '.join(item_features)}"
+        raise ConfigError([Problem(ITEM, message)])
+    return read(source, user, item, item_features)
 
 
 def read(source: DataSource, user: str, item: str, item_features: Sequence[str]) -> Interactions:

@@ -42,6 +42,9 @@ def make_model(run: RunConfig, source: DataSource) -> Model:
     def metrics() -> Any:
         return keras3_models.converted_metrics(targets.bound_within(keys.metrics, "model.metrics", CALLED_WITH))
 
+    if run.export.top_k is not None and model.towers is None:
+        message = "needs a model with towers, two_tower or matrix_factorization; set it to null"
+        raise ConfigError([Problem("export.top_k", message)])
     model = _of_only_feature(model, source.features)
     return objective.resolve(
         model, keys.from_logits, loss, None if keys.metrics is None else metrics, task=task_of(source)

@@ -23,6 +23,7 @@ from psrun.program.compiled_model import Program
 from psrun.program.evaluation_sizes import eval_batch_size, num_eval_batches
 from psrun.results.events import Reporter
 from psrun.results.run_folder import RunFolder
+from psrun.roles import recommender
 from psrun.roles.chief import Chief
 from psrun.roles.evaluation import saved_program
 from psrun.roles.task_context import TaskContext
@@ -108,6 +109,9 @@ def run(run_config: RunConfig, context: TaskContext) -> None:
     Raises:
       PsrunError: there is no such checkpoint, nothing to predict, or the file cannot be written.
     """
+    if run_config.predict.top_k is not None:
+        recommender.run(run_config, context)
+        return
     if not run_config.cluster.has_parameter_servers:
         _run_here(run_config, context)
         return

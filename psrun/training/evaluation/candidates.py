@@ -5,81 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from psrun.errors import ConfigError, Problem
 from psrun.metrics import estimates, retrieval
 from psrun.metrics.ranking import OfItems, RankingMetric, RelevantExamples
-from psrun.models.model import Model
 from psrun.program import interactions
 from psrun.program.compiled_model import Program
-from psrun.program.zeros import any_number
-from psrun.tf_internals.tracing import unconverted
+from psrun.program.pair_scores import PairScores
 
 _PAIRS = 1 << 22  # scores in memory at a time
-_AT_ONCE = 8192  # examples of which a network computes scores or vectors at a time
 _DRAWS = 100  # to replace negatives that a user has in an example
-
-
-class Scores:
-    """The scores of a model for pairs of users and items, in this process.
-
-    Args:
-      known: with the features of all users and items.
-    """
-
-    def __init__(self, model: Model, known: interactions.Interactions) -> None:
-        self._known = known
-        self._model = model
-        self._towers = model.towers
-        forward = self._score if self._towers is None else self._vectors
-        features = {**known.users, **known.items}
-        spec = {name: any_number(tf.type_spec_from_value(each)) for name, each in features.items()}
-        # Traced now, for the reason in `shards`.
-        self._forward = unconverted(forward).get_concrete_function(spec)
-        self._query: np.ndarray = np.zeros((0, 0))
-        self._item: np.ndarray = np.zeros((0, 0))
-
-    def refresh(self) -> None:
-        """Computes the vectors of towers with the current variables."""
-        if self._towers is not None:
-            count = max(self._known.num_users, self._known.num_items)
-            users = np.minimum(np.arange(count), self._known.num_users - 1)
-            items = np.minimum(np.arange(count), self._known.num_items - 1)
-            parts = [self._of(users[at : at + _AT_ONCE], items[at : at + _AT_ONCE]) for at in range(0, count, _AT_ONCE)]
-            self._query = np.concatenate([part["query"] for part in parts])[: self._known.num_users]
-            self._item = np.concatenate([part["item"] for part in parts])[: self._known.num_items]
-
-    def of_all_items(self, users: np.ndarray) -> np.ndarray:
-        """(users, items)."""
-        if self._towers is not None:
-            return self._query[users] @ self._item.T
-        every = np.arange(self._known.num_items)
-        pairs = self.of_pairs(np.repeat(users, len(every)), np.tile(every, len(users)))
-        return pairs.reshape(len(users), len(every))
-
-    def of_pairs(self, users: np.ndarray, items: np.ndarray) -> np.ndarray:
-        """(n,) of pairs."""
-        if self._towers is not None:
-            return np.einsum("nd,nd->n", self._query[users], self._item[items])
-        parts = [
-            self._of(users[at : at + _AT_ONCE], items[at : at + _AT_ONCE]) for at in range(0, len(users), _AT_ONCE)
-        ]
-        return np.concatenate([np.asarray(part).reshape(-1) for part in parts])
-
-    def _of(self, users: np.ndarray, items: np.ndarray) -> Any:
-        features = {
-            **{name: tf.gather(each, users) for name, each in self._known.users.items()},
-            **{name: tf.gather(each, items) for name, each in self._known.items.items()},
-        }
-        return tf.nest.map_structure(lambda each: each.numpy(), self._forward(features))
-
-    def _vectors(self, features: dict[str, Any]) -> Any:
-        assert self._towers is not None
-        return self._towers.vectors(self._model.preprocessed(features), training=False)
-
-    def _score(self, features: dict[str, Any]) -> Any:
-        return self._model.network(self._model.preprocessed(features), training=False)
 
 
 class CandidateRanking:
@@ -97,15 +32,8 @@ class CandidateRanking:
         evaluation = program.config.evaluation
         self._metrics = metrics
         self._seed = program.config.seed
-        towers = program.model.towers
-        assert evaluation.user is not None
-        assert evaluation.item is not None
-        item_features = towers.item_features if towers else tuple(evaluation.item_features or [evaluation.item])
         num_drawn = None if evaluation.candidates == "all" else int(evaluation.candidates or 0)
-        if evaluation.item in program.source.features and evaluation.item not in item_features:
-            message = f"is '{evaluation.item}', which is no feature of items; these are {', '.join(item_features)}"
-            raise ConfigError([Problem(interactions.ITEM, message)])
-        known = interactions.read(program.source, evaluation.user, evaluation.item, item_features)
+        known = interactions.of_run(evaluation, program.source, program.model)
         num_candidates = known.num_items if num_drawn is None else num_drawn + 1
         if len({metric.relevant_from for metric in metrics}) > 1:
             message = (
@@ -117,7 +45,7 @@ class CandidateRanking:
                 message = f"{metric.name} needs more items than the {num_candidates} candidates of a list"
                 raise ConfigError([Problem("model.metrics", message)])
         self._known = known
-        self._scores = Scores(program.model, known)
+        self._scores = PairScores(program.model, known)
         self._by_popularity = evaluation.sampling == "popularity"
         user, item = known.evaluated
         relevant = (known.weight > 0) & metrics[0].relevant(known.label)
