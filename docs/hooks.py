@@ -32,6 +32,7 @@ _GUIDES = [
     {"Large embedding tables": "guides/large-tables.md"},
     {"Save and resume": "guides/checkpoints.md"},
     {"Evaluate": "guides/evaluation.md"},
+    {"Which metric, and what it means here": "guides/metrics.md"},
     {"Export and predict": "guides/exports.md"},
     {"Run a sweep": "guides/sweeps.md"},
     {"Watch and compare runs": "guides/reports.md"},

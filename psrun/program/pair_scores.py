@@ -12,6 +12,7 @@ from psrun.program.interactions import Interactions
 from psrun.program.zeros import any_number
 from psrun.tf_internals.tracing import unconverted
 
+_DEVICE = "/CPU:0"
 _AT_ONCE = 8192  # examples of which a network computes scores or vectors at a time
 
 
@@ -49,6 +50,16 @@ class PairScores:
         """(items, dim) of a model with towers."""
         return self._item
 
+    def top(self, users: np.ndarray, k: int, excluded: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        """The k items with the highest scores and their scores, (users, k), by falling score and rising number.
+
+        Args:
+          excluded: pairs of a place in `users` and an item, whose score becomes -inf.
+        """
+        if self._towers is not None:
+            return top_of_products(self._query[users], self._item, k, excluded)
+        return _top(tf.constant(self.of_all_items(users)), k, excluded)
+
     def of_all_items(self, users: np.ndarray) -> np.ndarray:
         """(users, items)."""
         if self._towers is not None:
@@ -79,3 +90,24 @@ class PairScores:
 
     def _score(self, features: dict[str, Any]) -> Any:
         return self._model.network(self._model.preprocessed(features), training=False)
+
+
+_Pairs = tuple[np.ndarray, np.ndarray]
+_NO_PAIRS: _Pairs = (np.zeros(0, np.int64), np.zeros(0, np.int64))
+
+
+def top_of_products(query: np.ndarray, item: np.ndarray, k: int, excluded: _Pairs = _NO_PAIRS) -> _Pairs:
+    """The k items whose vectors (items, dim) have the largest products with those of queries (n, dim); see
+    `PairScores.top`.
+    """
+    with tf.device(_DEVICE):
+        return _top(tf.matmul(query, item, transpose_b=True), k, excluded)
+
+
+def _top(scores: tf.Tensor, k: int, excluded: _Pairs) -> _Pairs:
+    with tf.device(_DEVICE):
+        if len(excluded[0]):
+            places = np.stack(excluded, axis=1)
+            scores = tf.tensor_scatter_nd_update(scores, places, tf.fill([len(places)], -np.inf))
+        found = tf.math.top_k(scores, min(k, scores.shape[1]))
+    return found.indices.numpy(), found.values.numpy()

@@ -177,6 +177,11 @@ class ConsoleSink(Sink):
         result = f"({data['mode']}, {data['examples_seen']} examples)  {numbers(data['metrics'])}"
         if "path" in data:
             self._print(f"step {event.step} {result}  in {data['path']}")
+            for output, estimates in data.get("estimates", {}).items():
+                if estimates["segments"]:
+                    table = _segments(output, estimates)
+                    width = self._console.measure(table, options=self._console.options.update(width=1000)).maximum
+                    self._console.print(table, width=width, crop=False)  # a row of a narrow terminal is wrapped
         else:
             self._print(f"  evaluation of step {event.step} {result}" if is_sidecar else f"  evaluation {result}")
 
@@ -219,6 +224,24 @@ def _epoch_line(epoch: Event, evaluation: Mapping[str, float | None], width: int
     head = [f"epoch {data['epoch']}/{data['epochs']}  step {epoch.step}", numbers(metrics)]
     rates = [f"{data['steps_per_s']:.4g} steps/s", f"{data['examples_per_s']:,.0f} examples/s"]
     return "  ".join(_that_fit(head, rates, width))
+
+
+def _segments(output: str, estimates: Mapping[str, Any]) -> Table:
+    """The metrics of each segment, with the half widths of their intervals, under those of all examples."""
+    names = [*estimates["metrics"]]
+    table = Table("segment", "examples", "users", *names, title=output or None, box=None, pad_edge=False)
+    for row in ({"column": "all", "value": "", **estimates}, *estimates["segments"]):
+        segment = f"{row['column']} {row['value']}".strip()
+        users = "" if row["users"] is None else f"{row['users']:,}"
+        values = [_with_interval(row["metrics"][name], row["intervals"].get(name)) for name in names]
+        table.add_row(segment, f"{row['examples']:,}", users, *values)
+    return table
+
+
+def _with_interval(value: float | None, interval: Sequence[float] | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.3g}" if interval is None else f"{value:.3g}±{(interval[1] - interval[0]) / 2:.1g}"
 
 
 def _at_chance(metrics: Mapping[str, float | None]) -> bool:

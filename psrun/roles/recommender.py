@@ -17,7 +17,6 @@ from psrun.checkpoint.store import Store
 from psrun.config.run_config import RunConfig
 from psrun.data import load
 from psrun.errors import PsrunError
-from psrun.metrics import retrieval
 from psrun.program import interactions
 from psrun.program.pair_scores import PairScores
 from psrun.results.events import Reporter
@@ -60,11 +59,8 @@ def _recommended(known: interactions.Interactions, scores: PairScores, run_confi
     size = max(1, _PAIRS // known.num_items)
     for first in range(0, known.num_users, size):
         users = np.arange(first, min(first + size, known.num_users))
-        values = scores.of_all_items(users)
         seen_user, seen_item = known.trained.of_users(int(users[0]), int(users[-1]) + 1)
-        values[seen_user - first, seen_item] = -np.inf
-        chosen = retrieval.top(values, k)
-        own = np.take_along_axis(values, chosen, axis=1)
+        chosen, own = scores.top(users, k, (seen_user - first, seen_item))
         is_there = np.isfinite(own)  # a user may have seen nearly all items
         row, place = np.nonzero(is_there)
         parts.append((users[row], place + 1, chosen[is_there], own[is_there]))
