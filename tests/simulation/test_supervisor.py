@@ -6,7 +6,7 @@ import dataclasses
 import signal
 
 import pytest
-from simulated_cluster import HEARTBEAT_S, START_S, Fault, Schedule, World, random_schedule, violations
+from simulated_cluster import HEARTBEAT_S, Fault, Schedule, World, random_schedule, violations
 
 from psrun.errors import BudgetSpentError, ConfigError, ExitCode, Interrupted
 
@@ -155,32 +155,12 @@ def test_the_training_goes_on_without_an_evaluator_that_is_given_up(detail):
     assert restarts(world) == ({"evaluator-0": 2} if detail < 0 else {})
 
 
-def test_a_task_of_the_data_service_that_ends_before_the_run_is_over_is_lost():
-    world = run(Schedule("data service", (Fault(2.0, "exit", "data_dispatcher-0", 0),)))
-    assert restarts(world) == {"data_dispatcher-0": 1}
-
-
 @pytest.mark.parametrize("task", ["chief-0", "worker-0"])
 def test_an_error_that_no_restart_mends_ends_the_run_at_once(task):
     world = run(Schedule("parameter servers", (Fault(2.0, "exit", task, ExitCode.USAGE),)))
     assert world.code == ExitCode.USAGE
     assert isinstance(world.raised, ConfigError) == (task == "worker-0")
     assert restarts(world) == {}
-
-
-def test_a_task_that_never_comes_up():
-    world = run(Schedule("two workers", (Fault(0.0, "slow start", "worker-1", 1e6), Fault(0.1, "exit", "worker-1", -9)),
-                         steps=300, budget=2))  # fmt: skip
-    assert [cause for _, cause in failures(world)] == [
-        "was killed by SIGKILL",
-        f"did not come up within {START_S:.0f} s",
-    ]
-
-
-def test_steps_that_hang_while_every_task_is_alive():
-    world = run(Schedule("two workers", (Fault(2.0, "stall"),)))
-    ((task, cause),) = failures(world)
-    assert (task, cause.partition(":")[0]) == ("chief-0", "makes no progress")
 
 
 @pytest.mark.parametrize(
@@ -193,11 +173,6 @@ def test_a_signal_saves_and_ends(signum, code, hangs):
     world = run(Schedule("two workers", (*hang, Fault(3.0, "stop", detail=signum))))
     assert world.code == code
     assert isinstance(world.raised, Interrupted) == hangs
-    assert failures(world) == []
-
-
-def test_a_machine_that_was_suspended_has_lost_nobody():
-    world = run(Schedule("sidecar", (Fault(2.0, "suspended", detail=500.0),)))
     assert failures(world) == []
 
 
