@@ -155,6 +155,11 @@ def test_the_training_goes_on_without_an_evaluator_that_is_given_up(detail):
     assert restarts(world) == ({"evaluator-0": 2} if detail < 0 else {})
 
 
+def test_a_task_of_the_data_service_that_ends_before_the_run_is_over_is_lost():
+    world = run(Schedule("data service", (Fault(2.0, "exit", "data_dispatcher-0", 0),)))
+    assert restarts(world) == {"data_dispatcher-0": 1}
+
+
 @pytest.mark.parametrize("task", ["chief-0", "worker-0"])
 def test_an_error_that_no_restart_mends_ends_the_run_at_once(task):
     world = run(Schedule("parameter servers", (Fault(2.0, "exit", task, ExitCode.USAGE),)))
