@@ -147,16 +147,14 @@ def test_rows_that_cannot_be_read_are_counted(tmp_path, capsys):
 
 
 def test_files_without_a_header_get_names(tmp_path, capsys):
-    path = tmp_path / "rows.csv"
-    path.write_text("0.5,a,1\n0.25,b,0\n" * 30)
-    main(["inspect", str(path)])
+    for name in ("a.csv", "b.csv"):
+        (tmp_path / name).write_text("0.5,a,1\n0.25,b,0\n" * 30)
+    main(["inspect", str(tmp_path / "a.csv")])
     assert "no header? set --columns NAME,NAME,..." in capsys.readouterr().out
-    written = proposed(path, "--columns", "x,word,y", "--label", "y")
-    assert (written["columns"], written["task"], list(written["features"])) == (
-        ["x", "word", "y"],
-        "binary",
-        ["x", "word"],
-    )
+    written = proposed(tmp_path / "?.csv", "--columns", "x,word,y", "--label", "y")
+    assert (written["path"], written["columns"]) == (str(tmp_path / "?.csv"), ["x", "word", "y"])
+    assert (written["task"], list(written["features"])) == ("binary", ["x", "word"])
+    assert "120 rows of" in capsys.readouterr().out
 
 
 def test_weights_are_no_feature(tmp_path, capsys):

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from support import run_config
 
+from psrun.checkpoint.manifest import Position
+from psrun.training.loop import Actions, Piece, TrainingRun
+
 pytestmark = pytest.mark.tensorflow
 
 
 @pytest.fixture
 def run() -> Any:
-    from psrun.checkpoint.manifest import Position
-    from psrun.training.loop import TrainingRun
-
     program: Any = SimpleNamespace(
         config=run_config("cluster=none", "evaluation=none", "trainer.epochs=2", "trainer.steps_per_epoch=5"),
         distribution=SimpleNamespace(coordinator=None, num_workers=1),
@@ -30,8 +30,6 @@ def run() -> Any:
 
 
 def test_a_run_goes_through_its_moments(run):
-    from psrun.training.loop import Actions
-
     moments: list[Any] = []
 
     def noted(moment):
@@ -55,8 +53,6 @@ def test_a_run_goes_through_its_moments(run):
 
 
 def test_calls_in_another_order_raise(run):
-    from psrun.training.loop import Piece
-
     with pytest.raises(RuntimeError, match="no epoch is running"):
         run.after_piece(Piece(1, 1))
     epoch = run.begin(lambda: None)
