@@ -68,23 +68,21 @@ def test_what_an_evaluation_answers(kind, runs_on, due):
 
 
 @pytest.mark.parametrize(
-    ("overrides", "splits", "num_shards"),
+    ("override", "group", "answers"),
     [
-        (("partitioner=none",), False, None),
-        (("partitioner=fixed_shards", "partitioner.num_shards=3"), True, 3),
-        (("partitioner=min_size",), True, None),
-        (("partitioner=max_size",), True, None),
+        ("partitioner=none", "partitioner", {"splits": False, "num_shards": None}),
+        ("partitioner=fixed_shards", "partitioner", {"splits": True, "num_shards": 2}),
+        ("partitioner=min_size", "partitioner", {"splits": True, "num_shards": None}),
+        ("partitioner=max_size", "partitioner", {"splits": True, "num_shards": None}),
+        ("checkpoint=epoch", "checkpoint", {"are_taken": True}),
+        ("checkpoint=none", "checkpoint", {"are_taken": False, "best_metric": None}),
+        ("trainer=fit", "trainer", {"uses_fit": True}),
+        ("trainer=custom_loop", "trainer", {"uses_fit": False, "callbacks": ()}),
     ],
 )
-def test_what_a_partitioner_answers(overrides, splits, num_shards):
-    partitioner = loaded("cluster=inprocess", *overrides).partitioner
-    assert (partitioner.splits, partitioner.num_shards) == (splits, num_shards)
-
-
-def test_what_checkpoints_and_trainers_answer():
-    run, other = loaded("trainer=fit"), loaded("checkpoint=none")
-    assert (run.checkpoint.are_taken, other.checkpoint.are_taken, other.checkpoint.best_metric) == (True, False, None)
-    assert (run.trainer.uses_fit, other.trainer.uses_fit, list(other.trainer.callbacks)) == (True, False, [])
+def test_what_other_choices_answer(override, group, answers):
+    choice = getattr(loaded("cluster=inprocess", override), group)
+    assert {name: getattr(choice, name) for name in answers} == answers
 
 
 @pytest.mark.parametrize(

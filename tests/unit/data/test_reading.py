@@ -8,7 +8,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyarrow import ipc, parquet
 from table_files import write
 
 from psrun.data import columns, files, formats
@@ -78,23 +77,20 @@ def test_an_empty_line_of_a_file_with_one_column_is_a_row(tmp_path):
 
 
 def test_columns_of_parquet_files_may_differ_in_type(tmp_path):
-    def written(name: str, x: pa.Array, **others: Any) -> None:
-        parquet.write_table(pa.table({"x": x, **others}), tmp_path / f"{name}.parquet")
-
-    written("a", pa.array([1, 2], pa.int32()))
-    written("b", pa.array([2**40, 5], pa.int64()))
+    first, second = tmp_path / "a.parquet", tmp_path / "b.parquet"
+    write(first, {"x": pa.array([1, 2], pa.int32())})
+    write(second, {"x": pa.array([2**40, 5], pa.int64())})
     assert read(tmp_path, "x", "int64")[0] == [1, 2, 2**40, 5]
-    written("b", pa.array([1.5, 2.5]))
+    write(second, {"x": [1.5, 2.5]})
     assert read(tmp_path, "x", "float32")[0] == [1.0, 2.0, 1.5, 2.5]
-    written("a", pa.array([None, None]))
-    written("b", pa.array(["p", "q"]))
+    write(first, {"x": [None, None]})
+    write(second, {"x": ["p", "q"]})
     assert read(tmp_path, "x")[0] == [b"", b"", b"p", b"q"]
 
 
 def test_dictionaries_are_read_by_value(tmp_path):
-    x = pa.array(["b", "a", None, "b"]).dictionary_encode()
-    parquet.write_table(pa.table({"x": x}), tmp_path / "rows.parquet")
-    assert read(tmp_path / "rows.parquet", "x")[0] == [b"b", b"a", b"", b"b"]
+    path = write(tmp_path / "rows.parquet", {"x": pa.array(["b", "a", None, "b"]).dictionary_encode()})
+    assert read(path, "x")[0] == [b"b", b"a", b"", b"b"]
 
 
 def test_folders_of_a_partitioned_dataset_are_columns(tmp_path):
@@ -106,9 +102,7 @@ def test_folders_of_a_partitioned_dataset_are_columns(tmp_path):
 
 def test_the_format_of_a_file_without_a_known_extension_is_found(tmp_path):
     content = "x,y\n" + "".join(f"{n},{n % 2}\n" for n in range(20))
-    table = pa.table({"x": [1.5, 2.5]})
-    with ipc.new_file(str(tmp_path / "rows"), table.schema) as writer:
-        writer.write_table(table)
+    write(tmp_path / "rows.arrow", {"x": [1.5, 2.5]}).rename(tmp_path / "rows")
     with gzip.open(tmp_path / "rows.txt.gz", "wt") as file:
         file.write(content)
     text(tmp_path, '{"x": 1}\n', "lines.txt")
