@@ -97,14 +97,6 @@ def test_an_evaluation_of_another_number_of_examples_is_reported(tmp_path):
     assert f"evaluated {NUM_EVAL + 1} examples" in done.of("warning")[-1].data["message"]
 
 
-def test_an_undefined_metric_is_warned_of_once_and_compared_with_nothing(tmp_path):
-    done = training(tmp_path, early_stopping=rule("val_auc", "max", patience=1))
-    run = done.train(Script(evaluation=lambda step: {"loss": 0.5, "auc": None}))
-    assert run.epoch.number == 2
-    assert [event.data["message"].partition(":")[0] for event in done.of("warning")] == ["auc", "val_auc"]
-    assert all("val_auc" not in metrics for _, metrics in done.hooked)
-
-
 @pytest.mark.parametrize("first", [1, 3, 4, 5, 7])
 def test_what_is_not_finite_is_neither_saved_nor_reported(tmp_path, first):
     done = training(tmp_path, checkpoint__every_steps=1)

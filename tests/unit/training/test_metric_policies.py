@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import pytest
@@ -11,7 +10,6 @@ from hypothesis import strategies as st
 from scripted_training import Killed, Script, ScriptedTraining
 
 from psrun.config.run_config import EarlyStopping
-from psrun.training.evaluation.meters import Evaluation
 from psrun.training.metric_policies import Plateau
 
 pytestmark = pytest.mark.tensorflow
@@ -105,10 +103,3 @@ def test_a_metric_that_the_trainer_reports_as_val_counts_once(tmp_path, monkeypa
     monkeypatch.setattr(_Program, "metrics", lambda self: {"loss": 1.0, "val_auc": 0.25})
     done = trained(tmp_path / "run", epochs=9, early_stopping=RULE)
     assert done.train(STILL).steps["applied"] == 6
-
-
-def test_a_recorded_evaluation_keeps_what_is_undefined(tmp_path):
-    done = Evaluation("exact", 8, 53, {"loss": 0.5, "auc": None})
-    assert done.values == {"val_loss": 0.5}
-    assert done.undefined.partition(":")[0] == "val_auc"
-    assert json.loads(done.keep(tmp_path / "kept", "digest").read_text())["metrics"] == {"loss": 0.5, "auc": None}
