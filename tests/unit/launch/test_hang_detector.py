@@ -23,30 +23,28 @@ def detector() -> HangDetector:
     return HangDetector(LIMITS, 0.0, held_up_s=float("inf"))
 
 
-def test_a_task_without_a_first_heartbeat_did_not_come_up(detector):
-    assert detector.heartbeat_fault(None, 600.0) is None
-    assert detector.heartbeat_fault(None, 601.0) == "did not come up within 600 s"
+LATER = replace(BEAT, at_s=1001.0)
 
 
-def test_a_heartbeat_that_does_not_change_is_a_hang(detector):
-    assert detector.heartbeat_fault(BEAT, 5.0) is None
-    assert detector.heartbeat_fault(BEAT, 15.0) is None
-    assert detector.heartbeat_fault(replace(BEAT, at_s=1001.0), 16.0) is None
-    assert detector.heartbeat_fault(replace(BEAT, at_s=1001.0), 27.0) == "hangs: not heard of for 11 s"
+@pytest.mark.parametrize(
+    "readings",
+    [
+        [(None, 600.0, None), (None, 601.0, "did not come up within 600 s")],
+        [(BEAT, 5.0, None), (BEAT, 15.0, None), (LATER, 16.0, None), (LATER, 27.0, "hangs: not heard of for 11 s")],
+        # A task that removes its heartbeat has time to exit, however long it has run.
+        [(BEAT, 5000.0, None), (None, 5001.0, None), (None, 5601.0, None), (None, 5602.0, "did not exit within 600 s")],
+    ],
+    ids=["none", "the same", "no longer"],
+)
+def test_a_task_without_a_new_heartbeat_has_a_fault(detector, readings):
+    for beat, now_s, fault in readings:
+        assert detector.heartbeat_fault(beat, now_s) == fault
 
 
 @pytest.mark.parametrize("clock_s", [-1e6, 0.0, 1e6])
 def test_the_clock_of_the_task_need_not_be_that_of_the_observer(detector, clock_s):
     for now_s in range(100):
         assert detector.heartbeat_fault(replace(BEAT, at_s=clock_s + now_s), now_s) is None
-
-
-def test_a_task_that_removes_its_heartbeat_has_time_to_exit(detector):
-    """However long it has run."""
-    assert detector.heartbeat_fault(BEAT, 5000.0) is None
-    assert detector.heartbeat_fault(None, 5001.0) is None
-    assert detector.heartbeat_fault(None, 5601.0) is None
-    assert detector.heartbeat_fault(None, 5602.0) == "did not exit within 600 s"
 
 
 def test_a_chief_that_is_silent_together_with_a_server_may_wait_for_it(detector):
