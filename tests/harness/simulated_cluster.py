@@ -342,7 +342,8 @@ class World(Sink):
         run = config_of(self.schedule.run, self.schedule.budget)
         reporter = SimulatedReporter([self], started_s=0.0)
         reporter.world = self
-        launch = Launch(run, self.plan, self.folder, self.stop, _QUIET, reporter)  # type: ignore[arg-type]
+        quiet = Console(file=io.StringIO(), quiet=True, force_terminal=False)
+        launch = Launch(run, self.plan, self.folder, self.stop, quiet, reporter)  # type: ignore[arg-type]
         supervisor = Supervisor(launch, self.backend, Clock(lambda: self.now_s, self.wait))
         try:
             self.code = supervisor.run()
@@ -583,9 +584,6 @@ class SimulatedReporter(Reporter):
     @property
     def wall_s(self) -> float:
         return self.world.now_s
-
-
-_QUIET = Console(file=io.StringIO(), quiet=True, force_terminal=False)
 
 
 def violations(world: World) -> list[str]:

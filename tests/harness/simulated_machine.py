@@ -250,9 +250,6 @@ class Job:
         self._is_ending = False
         machine.at(_BEGINS_AFTER_S, self._begin)
 
-    def poll(self) -> int | None:
-        return self._code
-
     def wait(self, timeout: float | None = None) -> int:
         if self._code is None and timeout is not None:
             self._machine.sleep(timeout)

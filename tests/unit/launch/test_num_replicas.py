@@ -13,11 +13,6 @@ from psrun.results import recorded_config
 FIVE = ("data.global_batch_size=null", "data.batch_size_per_replica=5")
 
 
-@pytest.fixture
-def no_gpus(monkeypatch):
-    monkeypatch.setattr(gpus, "here", list)
-
-
 @pytest.mark.parametrize(
     ("overrides", "count"),
     [
@@ -31,7 +26,8 @@ def no_gpus(monkeypatch):
         (("cluster=tf_config", "cluster.replicas_per_worker=2"), 2),
     ],
 )
-def test_a_step_has_the_examples_of_all_replicas(no_gpus, overrides, count):
+def test_a_step_has_the_examples_of_all_replicas(monkeypatch, overrides, count):
+    monkeypatch.setattr(gpus, "here", list)
     rates = ("optimizer.learning_rate=${scaled:0.5}", "seed=${num_replicas:}")
     run = run_config(*overrides, *FIVE, *rates)
     assert run.data.global_batch_size == 5 * count

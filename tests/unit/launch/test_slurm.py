@@ -118,18 +118,14 @@ def test_a_folder_of_any_name_arrives_where_it_is_read(path):
     folder = Path("/shared") / path
     message = [f"hydra.run.dir={quoted(folder)}"]
     text = batch_job.script(run_config("cluster=slurm"), message, where=folder, folder=folder, name=path)
-    given = dict(_as_sbatch(line).partition("=")[::2] for line in text.splitlines() if line.startswith("#SBATCH "))
+    options = [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH ")]
+    given = dict(shlex.split(option, comments=True)[0].partition("=")[::2] for option in options)
     assert (given["--chdir"], given["--job-name"]) == (str(folder), path)
     assert given["--output"] == f"{folder}/logs/slurm.log"
     body = text.replace("exec ", "printf '%s\\n' ")
     out = subprocess.run(["bash", "-c", body], capture_output=True, text=True, check=True).stdout.splitlines()
     parsed = OverridesParser.create().parse_override(out[-1])
     assert parsed.value() == str(folder)
-
-
-def _as_sbatch(line: str) -> str:
-    """The option, which ends at a blank or # that is not quoted; backslashes are in no name."""
-    return shlex.split(line.removeprefix("#SBATCH "), comments=True)[0]
 
 
 def test_arguments_arrive_in_the_tasks_as_they_were_given():
