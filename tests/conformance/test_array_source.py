@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import tensorflow as tf
+
+from psrun.data.lists import of_lengths
+from psrun.data.source import ArraySource, Feature, converted_batches, endless, gathering
 
 pytestmark = pytest.mark.tensorflow
 
@@ -13,11 +17,6 @@ def rows_of(lists) -> list[list]:
 
 
 def test_lists_of_several_columns_are_gathered_together():
-    import tensorflow as tf
-
-    from psrun.data.lists import of_lengths
-    from psrun.data.source import gathering
-
     rng, size = np.random.default_rng(2), 6
     lengths = [rng.integers(3, size=size) for _ in range(4)]
     columns = {
@@ -44,10 +43,6 @@ def test_lists_of_several_columns_are_gathered_together():
 
 
 def test_batches_are_converted_where_they_are_read_unless_a_source_changes_them():
-    import tensorflow as tf
-
-    from psrun.data.source import ArraySource, Feature, converted_batches, endless
-
     class Doubled(ArraySource):
         def read(self, batches: tf.data.Dataset) -> tf.data.Dataset:
             return super().read(batches).map(lambda number, numbers, batch: (number, numbers, (batch[0], 2 * batch[1])))

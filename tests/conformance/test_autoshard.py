@@ -6,9 +6,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+import tensorflow as tf
+from example_ids import InFiles, Numbered
 from support import run_config
 
 from psrun.config.run_config import RunConfig
+from psrun.data import autoshard
 
 if TYPE_CHECKING:
     from psrun.data.source import DataSource
@@ -19,18 +22,12 @@ TOGETHER = ("cluster=multi_worker_mirrored", "trainer=fit", "model=dense")
 
 
 def policy(source: DataSource, asked: str | None, run: RunConfig | None = None) -> str | None:
-    import tensorflow as tf
-
-    from psrun.data import autoshard
-
     run = run or run_config(*TOGETHER)
     run = replace(run, data=replace(run.data, sharding=asked))
     return autoshard.policy(run, lambda: source.train(batch_size=20, seed=tf.constant(1, tf.int64)))
 
 
 def test_what_is_not_chosen_is_as_tensorflow_does_it(tmp_path):
-    from example_ids import InFiles, Numbered
-
     files, numbers = InFiles(folder=str(tmp_path)), Numbered()
     assert [policy(files, asked) for asked in (None, "auto", "file", "data", "off")] == [
         "file", "file", "file", "data", "off"
@@ -43,11 +40,7 @@ def test_what_is_not_chosen_is_as_tensorflow_does_it(tmp_path):
 
 def test_tensorflows_message_about_too_few_files_is_understood(tmp_path):
     """The message is the only sign of it."""
-    import tensorflow as tf
-    from example_ids import InFiles
     from tensorflow.python.data.experimental.ops import distribute
-
-    from psrun.data import autoshard
 
     dataset = autoshard.applied(
         InFiles(folder=str(tmp_path), num_files=2).train(batch_size=20, seed=tf.constant(1, tf.int64)), "file"

@@ -6,9 +6,16 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+import tensorflow as tf
+from outcomes import check_equal
 from support import TABLED, variables
 
 from psrun.checkpoint.store import Store
+from psrun.closures.input_streams import DealtInput
+from psrun.closures.slow_workers import wait
+from psrun.closures.training_closures import TrainingClosures
+from psrun.cluster import inprocess, strategy
+from psrun.config import choices
 
 pytestmark = pytest.mark.inprocess
 
@@ -35,10 +42,6 @@ class Observed:
 
 def observed(distribution, num_rounds, slow_s, delay=0):
     """Counts on the parameter server; each worker's rounds of ten updates take 2 ms, those of worker 0 `slow_s`."""
-    import tensorflow as tf
-
-    from psrun.closures.slow_workers import wait
-
     num_workers = distribution.num_workers
     with tf.device("/job:ps/replica:0/task:0/device:CPU:0"):
         by_worker = tf.Variable(tf.zeros([num_workers], tf.int32))
@@ -70,18 +73,12 @@ def observed(distribution, num_rounds, slow_s, delay=0):
 
 @pytest.fixture
 def three_workers():
-    from psrun.cluster import inprocess, strategy
-    from psrun.config import choices
-
     spec = inprocess.start(num_workers=3, num_ps=1)
     return strategy.parameter_servers(spec, choices.NoPartitioner("none"))
 
 
 @pytest.mark.thorough
 def test_no_bound_is_broken_in_ten_thousand_updates_with_a_slow_worker(three_workers):
-    from psrun.closures.training_closures import TrainingClosures
-    from psrun.config import choices
-
     num_rounds = 1000
     for mode, delay in (
         (choices.StaleSynchronous("ssp", staleness=2), 0),
@@ -136,8 +133,7 @@ def test_synchronous_training_is_that_of_one_process_with_the_batches_of_all_wor
     result, folder = train(*run, *more, "consistency=sync", "trainer.steps_per_execution=1")
     own = [override for override in more if "audit" not in override and "partitioner" not in override]
     _, alone = train(*run, *own, "cluster=none", "data.global_batch_size=16", "trainer.steps_per_execution=5")
-    for name, value in variables(alone).items():
-        np.testing.assert_allclose(variables(folder)[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
+    check_equal(variables(folder), variables(alone), rtol=1e-5, atol=1e-6)
     assert result["steps"] == {"applied": 50, "scheduled": 50, "repeated": 0}
     assert result["consistency"]["gradients_applied"] == 100
     assert (result["staleness"]["updates"], result["staleness"]["histogram"]) == (50, [[0, 50]])
@@ -191,8 +187,6 @@ def test_steps_and_loops_of_users_are_synchronous_too(train, own):
 
 
 def test_batches_that_were_not_applied_come_first():
-    from psrun.closures.input_streams import DealtInput
-
     dealt = DealtInput(lambda: None, 12, again=[3, 7])
     assert [int(dealt._number(np.int64(place))) for place in range(4)] == [3, 7, 12, 13]
     assert (dealt.next_number, dealt.left) == (12, [3, 7])

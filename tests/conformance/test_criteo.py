@@ -8,10 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from support import run_config
 
-from psrun.data import commands, synthesis
+from psrun.data import commands, load, synthesis
+from psrun.data.criteo import Criteo
 from psrun.errors import ConfigError, ExitCode
+from psrun.models.model import prepared
 
 pytestmark = pytest.mark.tensorflow
 
@@ -36,8 +39,6 @@ def all_of(dataset) -> tuple[dict[str, np.ndarray], np.ndarray]:
 
 
 def criteo(path, **options):
-    from psrun.data.criteo import Criteo
-
     return Criteo(path=str(path), **options)
 
 
@@ -60,8 +61,6 @@ def test_a_vocabulary_is_counted_and_used(tmp_path, capsys):
     with pytest.raises(ConfigError, match="is not empty"):
         commands.main(arguments)
 
-    from psrun.models.model import prepared
-
     source = criteo(folder / "train-*", eval_path=str(folder / "eval.tsv"), vocabulary=str(words))
     preprocessing, num_ids = prepared(source)
     lines = (words / "C3.txt").read_text().splitlines()
@@ -75,10 +74,6 @@ def test_a_vocabulary_is_counted_and_used(tmp_path, capsys):
 @pytest.mark.thorough
 def test_a_vocabulary_belongs_to_the_run(train, tmp_path):
     """An export has it within; a run does not go on with another one."""
-    import tensorflow as tf
-
-    from psrun.data import load
-
     folder = synthesize(tmp_path / "synthetic")
     for name, seed in (("words", "1"), ("others", "2")):
         arguments = ["vocabulary", str(folder / "train-*"), str(tmp_path / name), "--seed", seed]

@@ -6,6 +6,12 @@ import threading
 import time
 
 import pytest
+import tensorflow as tf
+
+from psrun.closures.training_closures import InFlightClosures
+from psrun.cluster import strategy
+from psrun.config import choices
+from psrun.tf_internals.closure_queue import has_ended
 
 pytestmark = pytest.mark.inprocess
 
@@ -14,17 +20,12 @@ WITHIN_S = 60.0
 
 @pytest.fixture
 def cluster(cluster_spec):
-    from psrun.cluster import strategy
-    from psrun.config import choices
-
     return strategy.parameter_servers(cluster_spec[2], choices.NoPartitioner("none"))
 
 
 @pytest.fixture
 def blocking(cluster):
     """A function for workers that returns its argument, and a function that ends the call with 0, which waits."""
-    import tensorflow as tf
-
     with tf.device("/job:ps/replica:0/task:0"):
         queue = tf.queue.FIFOQueue(1, tf.bool, shapes=[])
 
@@ -40,10 +41,6 @@ def blocking(cluster):
 
 
 def test_a_slow_worker_delays_only_its_own_closures(cluster, blocking):
-    import tensorflow as tf
-
-    from psrun.closures.training_closures import InFlightClosures
-
     function, release = blocking
     in_flight, finished = InFlightClosures(cluster), []
     timer = threading.Timer(WITHIN_S, release)
@@ -60,10 +57,6 @@ def test_a_slow_worker_delays_only_its_own_closures(cluster, blocking):
 
 
 def test_closures_are_awaited_in_order_where_that_is_asked_for(cluster, blocking):
-    import tensorflow as tf
-
-    from psrun.closures.training_closures import InFlightClosures
-
     function, release = blocking
     in_flight = InFlightClosures(cluster, 1, in_order=True)
     threading.Timer(0.5, release).start()
@@ -76,11 +69,6 @@ def test_closures_are_awaited_in_order_where_that_is_asked_for(cluster, blocking
 
 @pytest.mark.parametrize("max_delay", [0, 3])
 def test_no_round_starts_before_those_that_it_has_to_wait_for(cluster, blocking, max_delay):
-    import tensorflow as tf
-
-    from psrun.closures.training_closures import InFlightClosures
-    from psrun.tf_internals.closure_queue import has_ended
-
     function, release = blocking
     in_flight, scheduled = InFlightClosures(cluster, max_delay=max_delay), []
 
@@ -102,10 +90,6 @@ def test_no_round_starts_before_those_that_it_has_to_wait_for(cluster, blocking,
 
 @pytest.mark.parametrize("in_order", [True, False])
 def test_the_error_of_a_closure_is_raised(cluster, in_order):
-    import tensorflow as tf
-
-    from psrun.closures.training_closures import InFlightClosures
-
     @tf.function
     def check(number):
         return tf.debugging.check_numerics(1 / tf.cast(number - 5, tf.float32), "five")

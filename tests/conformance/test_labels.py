@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+import outcomes
 import pytest
+import tensorflow as tf
+import word_labels
 from rich.console import Console
 from support import run_config
 
 from psrun.errors import ConfigError, TrainingError
 from psrun.results.console import ConsoleSink
+from psrun.roles import exporter, predictor
+from psrun.roles.task_context import TaskContext
 
 OWN = ("model=dense", "model.hidden_units=[4]", "data._target_=word_labels.Labelled", "~data.num_train_examples",
        "~data.num_eval_examples", "~data.noise", "~data.num_features", "data.global_batch_size=16",
@@ -47,12 +50,6 @@ def test_an_own_source_trains_as_with_class_numbers(train, values, num_classes):
 
 def predicted_by_name(folder: Any, pieces: list[str], names: list[str]) -> None:
     """Predictions and the export of a run name the classes, and agree."""
-    import tensorflow as tf
-    import word_labels
-
-    from psrun.roles import exporter, predictor
-    from psrun.roles.task_context import TaskContext
-
     here, printed = ConsoleSink(Console(file=io.StringIO())), Console(file=io.StringIO(), width=200)
     for form in ("csv", "tfrecord"):
         run = run_config(*pieces, "mode=predict", f"predict.format={form}", f"resume={folder.path}")
@@ -60,7 +57,7 @@ def predicted_by_name(folder: Any, pieces: list[str], names: list[str]) -> None:
     exporter.run(run_config(*pieces, "mode=export", f"resume={folder.path}"), folder, printed)
     (export,) = (folder.path / "export").iterdir()
     assert json.loads((export / "assets.extra" / "psrun.json").read_text())["label_vocabulary"] == names
-    rows = table(folder.path / "predictions" / "12.csv")
+    rows = outcomes.rows(folder.path / "predictions" / "12.csv")
     assert list(rows[0]) == ["label", *(f"prediction_{name}" for name in names), "class"]
     assert {row["label"] for row in rows} == set(names)
     for row in rows:
@@ -78,11 +75,6 @@ def predicted_by_name(folder: Any, pieces: list[str], names: list[str]) -> None:
         [each["prediction"].float_list.value for each in examples],
         np.array([[row[f"prediction_{name}"] for name in names] for row in rows], np.float32),
     )
-
-
-def table(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 @pytest.mark.inprocess

@@ -14,7 +14,11 @@ from support import MODELS, TRAINING, flipped, run_config
 from psrun.checkpoint.store import Store
 from psrun.config.topology import Task
 from psrun.errors import ChiefGoneError, ConfigError
+from psrun.process import Stop
+from psrun.results.console import ConsoleSink
 from psrun.results.run_folder import RunFolder
+from psrun.roles import sidecar as role
+from psrun.roles.sidecar import Sidecar
 
 pytestmark = pytest.mark.thorough
 
@@ -62,9 +66,6 @@ SIDECAR = (
 @pytest.fixture
 def sidecar():
     """Runs the sidecar evaluator in this process on a run folder, to its end."""
-    from psrun.process import Stop
-    from psrun.results.console import ConsoleSink
-    from psrun.roles import sidecar as role
 
     def run(folder: RunFolder, *overrides: str) -> list[dict[str, Any]]:
         before = len((folder.path / "metrics.jsonl").read_text().splitlines())
@@ -152,8 +153,6 @@ def test_the_sidecar_takes_the_latest_and_passes_over_what_is_damaged(trained, s
 
 
 def test_a_checkpoint_that_is_removed_under_the_sidecar_is_not_missed(trained, sidecar, monkeypatch):
-    from psrun.roles.sidecar import Sidecar
-
     chosen = Sidecar._evaluated
 
     def removed(self, step):
@@ -167,8 +166,6 @@ def test_a_checkpoint_that_is_removed_under_the_sidecar_is_not_missed(trained, s
 
 
 def test_a_sidecar_without_checkpoints_or_with_another_model_is_an_error(trained, sidecar, tmp_path, monkeypatch):
-    from psrun.roles import sidecar as role
-
     monkeypatch.setattr(role, "_REPORT_AFTER_S", 0.0)
     empty = RunFolder.create(tmp_path / "empty", raw={})
     empty.metrics.touch()

@@ -6,9 +6,15 @@ import itertools
 
 import numpy as np
 import pytest
-from support import SAME, TABLED, run_config, variables
+import tensorflow as tf
+import tf_keras
+from outcomes import check_same
+from support import TABLED, run_config
 
+from psrun.cluster import strategy
 from psrun.errors import NonFiniteLossError
+from psrun.layers import Embedding
+from psrun.program import lookups
 
 pytestmark = pytest.mark.inprocess
 
@@ -16,11 +22,6 @@ MODEL = (*TABLED, "model._target_=embeddings.model", "optimizer=sparse_adagrad",
 
 
 def test_the_layer_gives_what_keras_does_and_its_gradients():
-    import tensorflow as tf
-    import tf_keras
-
-    from psrun.layers import Embedding
-
     ids = tf.constant([[3, 3, 0], [9, 1, 3]])
     for deduplicate, oov in itertools.product([True, False], ["error", "row"]):
         ours, theirs = Embedding(10, 4, deduplicate=deduplicate, oov=oov), tf_keras.layers.Embedding(10, 4)
@@ -43,9 +44,7 @@ def test_the_layer_gives_what_keras_does_and_its_gradients():
 def test_what_is_frozen_stays_and_the_rest_trains_as_in_one_process(train):
     pieces = (*MODEL, "model._target_=embeddings.partly_frozen", "trainer.steps_per_execution=3")
     (_, here), (_, there) = (train(*pieces, f"cluster={cluster}", num_workers=1) for cluster in ("none", "inprocess"))
-    held = variables(there)
-    for name, values in variables(here).items():
-        np.testing.assert_allclose(held[name], values, **SAME, err_msg=name)
+    held = check_same(there, here)
     weights = [value for name, value in held.items() if name.startswith("model") and value.ndim == 2]
     assert sorted(bool((value == 1).all()) for value in weights) == [False, False, True, True, True]
 
@@ -57,11 +56,6 @@ def test_a_gradient_that_is_not_finite_ends_the_run_and_names_the_table(train):
 
 
 def test_rows_and_gradients_that_travel_in_bfloat16_are_rounded(cluster_spec):
-    import tensorflow as tf
-
-    from psrun.cluster import strategy
-    from psrun.layers import Embedding
-
     partitioner = run_config("partitioner=fixed_shards").partitioner
     with strategy.parameter_servers(cluster_spec[1], partitioner).strategy.scope():
         layer = Embedding(10, 4, wire="bfloat16", embeddings_initializer="normal")
@@ -88,12 +82,6 @@ def test_rows_and_gradients_that_travel_in_bfloat16_are_rounded(cluster_spec):
 
 
 def test_whether_duplicates_are_sent_once_is_decided_by_a_batch():
-    import tensorflow as tf
-    import tf_keras
-
-    from psrun.layers import Embedding
-    from psrun.program import lookups
-
     few = tf.constant(np.arange(32).reshape(8, 4) % 5)
     for batch, share, deduplicates in ((few, 5 / 32, True), (tf.reshape(tf.range(32), [8, 4]), 1.0, False)):
         ids = tf_keras.Input((4,), dtype="int64", name="ids")
@@ -106,10 +94,6 @@ def test_whether_duplicates_are_sent_once_is_decided_by_a_batch():
 
 
 def test_ids_of_other_kinds():
-    import tensorflow as tf
-
-    from psrun.layers import Embedding
-
     layer = Embedding(3000, 2)
     assert len(set(layer.position(tf.range(3000)).numpy())) == 3000
     wanted = layer(tf.constant([[2999, 0]]))
@@ -119,10 +103,6 @@ def test_ids_of_other_kinds():
 
 
 def test_ids_outside_of_the_table_share_the_last_row_where_that_is_chosen():
-    import tensorflow as tf
-
-    from psrun.layers import Embedding
-
     layer = Embedding(50, 3, oov="row", embeddings_initializer="normal")
     inside, shared, negative = layer(tf.constant([49, 77, -1]))
     np.testing.assert_array_equal(shared, negative)

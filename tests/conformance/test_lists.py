@@ -6,11 +6,18 @@ import io
 
 import numpy as np
 import pytest
-from list_features import NUM_EVAL, NUM_TRAIN, Histories, own_data, sums
+import tensorflow as tf
+import tf_keras
+from list_features import NUM_EVAL, NUM_TRAIN, Histories, own_data, sums, write_csv
 from rich.console import Console
 from support import run_config
 
+from psrun.data.order import Order
+from psrun.data.table import Table
+from psrun.program.compiled_model import _SEED_STRIDE
 from psrun.results.console import ConsoleSink
+from psrun.roles import planner, predictor
+from psrun.roles.task_context import TaskContext
 
 pytestmark = pytest.mark.inprocess
 
@@ -28,12 +35,6 @@ MODES = [
 @pytest.fixture(scope="module")
 def by_keras() -> tuple[float, float]:
     """Losses of the last epoch and of an evaluation after it, by Keras in one process."""
-    import tensorflow as tf
-    import tf_keras
-
-    from psrun.data.order import Order
-    from psrun.program.compiled_model import _SEED_STRIDE
-
     source = Histories()
     network = sums(source)
     start(network)
@@ -105,12 +106,6 @@ def test_replicas_of_a_worker_share_a_batch_of_lists(train):
 @pytest.mark.thorough
 def test_lists_of_strings_are_looked_up_in_the_input_and_served(train, tmp_path):
     """From files: predictions by workers, in one process, and of the export for padded lists are equal."""
-    import tensorflow as tf
-    from list_features import write_csv
-
-    from psrun.roles import predictor
-    from psrun.roles.task_context import TaskContext
-
     words, labels = write_csv(tmp_path / "train.csv", 200, seed=1)
     words, labels = write_csv(tmp_path / "eval.csv", 53, seed=2)
     pieces = (
@@ -144,11 +139,6 @@ def test_lists_of_strings_are_looked_up_in_the_input_and_served(train, tmp_path)
 
 
 def test_a_plan_knows_the_model_and_the_number_of_values(tmp_path):
-    from list_features import write_csv
-
-    from psrun.data.table import Table
-    from psrun.roles import planner
-
     write_csv(tmp_path / "train.csv", 200, seed=1)
     source = Table(
         path=f"{tmp_path}/train.csv", label="label",

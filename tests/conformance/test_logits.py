@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import tensorflow as tf
 
 from psrun.errors import ConfigError
 
@@ -17,8 +18,6 @@ SHIFTED = (
 @pytest.mark.inprocess
 def test_logits_and_probabilities_give_the_same_numbers(train):
     """Metrics of training and evaluation, and what an export returns."""
-    import tensorflow as tf
-
     names = tf.constant([["avenger", "hulk", "batman"], ["hulk", "hulk", "batman"]])
 
     def numbers(*overrides: str):

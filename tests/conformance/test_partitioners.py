@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import sys
 import textwrap
+from dataclasses import asdict
 
 import pytest
+import tensorflow as tf
 from support import SMALL, run_config
+
+from psrun.cluster import partitioners
+from psrun.data import load
+from psrun.roles import planner
 
 OF_TENSORFLOW = "tensorflow.distribute.experimental.partitioners.FixedShardsPartitioner"
 
@@ -46,10 +52,6 @@ def custom(name: str, *options: str) -> list[str]:
     ],
 )
 def test_it_is_called_as_tensorflow_calls_it(overrides, counts):
-    import tensorflow as tf
-
-    from psrun.cluster import partitioners
-
     partition = partitioners.make(run_config(*overrides).partitioner)
     assert partition(shape=tf.TensorShape([7, 3]), dtype=tf.float32) == counts
 
@@ -57,11 +59,6 @@ def test_it_is_called_as_tensorflow_calls_it(overrides, counts):
 @pytest.mark.thorough
 @pytest.mark.inprocess
 def test_a_run_is_cut_as_planned_saved_and_resumed_with_another_partitioner(train):
-    from dataclasses import asdict
-
-    from psrun.data import load
-    from psrun.roles import planner
-
     by_rows = custom("cutting.by_rows")
     few = ("trainer.steps_per_epoch=3", "trainer.steps_per_execution=1")
     done, folder = train(*by_rows, *few, "trainer.epochs=1")

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import tensorflow as tf
 from support import SMALL, run_config
 
-from psrun.cluster import placement
+from psrun.cluster import placement, strategy
 from psrun.config import choices
+from psrun.data import load
+from psrun.program import inventory
+from psrun.program.build import build, build_state, start_afresh
+from psrun.roles import planner
+from psrun.tf_internals.variables import variables_of
 
 
 def _cluster(cluster_spec, run):
-    from psrun.cluster import strategy
-
     return strategy.parameter_servers(cluster_spec[2], run.partitioner, placement.RULES[run.cluster.placement])
 
 
@@ -33,11 +38,6 @@ PLANS = [
 @pytest.mark.inprocess
 @pytest.mark.parametrize(("optimizer", "pieces"), PLANS)
 def test_the_plan_is_what_tensorflow_does(cluster_spec, optimizer, pieces):
-    from psrun.data import load
-    from psrun.program import inventory
-    from psrun.program.build import build, build_state, start_afresh
-    from psrun.roles import planner
-
     data = "features" if "model=embedding" in pieces else "regression"
     run = run_config(f"optimizer={optimizer}", *pieces, *SMALL[data])
     source = load.load_source(run)
@@ -51,11 +51,6 @@ def test_the_plan_is_what_tensorflow_does(cluster_spec, optimizer, pieces):
 
 @pytest.mark.inprocess
 def test_any_scope_of_the_strategy_places_variables_by_the_rule(cluster_spec):
-    import numpy as np
-    import tensorflow as tf
-
-    from psrun.cluster import strategy
-
     asked = []
 
     def rule(sizes, held_bytes, num_placed):
@@ -82,11 +77,6 @@ def test_any_scope_of_the_strategy_places_variables_by_the_rule(cluster_spec):
 
 @pytest.mark.inprocess
 def test_variables_that_shards_do_not_fit_are_in_one_piece(cluster_spec):
-    import tensorflow as tf
-
-    from psrun.cluster import strategy
-    from psrun.tf_internals.variables import variables_of
-
     made = strategy.parameter_servers(cluster_spec[2], choices.FixedShards("fixed_shards", 2))
     with made.strategy.scope():
         growing = tf.Variable([0.0, 0.0], shape=[None], trainable=False)  # as layers have that `adapt`
@@ -102,8 +92,6 @@ def test_variables_that_shards_do_not_fit_are_in_one_piece(cluster_spec):
 
 @pytest.mark.tensorflow
 def test_variables_of_one_name_are_variables_of_their_own():
-    import tensorflow as tf
-
     twins = [tf.Variable(tf.zeros([rows, 2]), name="twin") for rows in (3, 5)]
     shards = [tf.Variable(tf.zeros([rows, 2]), name=f"cut/part_{number}") for number, rows in enumerate((4, 3))]
     placed = placement.observed("model", [*twins, *shards])
@@ -122,9 +110,6 @@ def test_a_strategy_creates_variables_where_it_is_guided():
 
 @pytest.mark.tensorflow
 def test_the_plan_spreads_the_bytes_of_a_step_over_tasks():
-    from psrun.data import load
-    from psrun.roles import planner
-
     run = run_config("partitioner=fixed_shards", "cluster.num_workers=3", *SMALL["features"])
     source = load.load_source(run)
     plan = planner.make(run, source)

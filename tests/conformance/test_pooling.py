@@ -7,7 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
+import tf_keras
 from support import run_config
+
+from psrun.cluster import strategy
+from psrun.layers import Embedding, EmbeddingCollection, Table, fetch
+from psrun.layers.stack import arranged_for
 
 pytestmark = pytest.mark.tensorflow
 
@@ -18,8 +24,6 @@ EXACT = {"rtol": 0, "atol": 1e-6}
 
 def _lists(seed: int, rows: int = ROWS) -> tuple[Any, Any]:
     """Lists of ids, the first, the last and another one empty, and weights, some of which are 0."""
-    import tensorflow as tf
-
     rng = np.random.default_rng(seed)
     lengths = rng.integers(1, 6, size=BATCH)
     lengths[[0, 4, -1]] = 0
@@ -30,8 +34,6 @@ def _lists(seed: int, rows: int = ROWS) -> tuple[Any, Any]:
 
 def _expected(table: Any, ids: Any, weights: Any, combiner: str | None) -> Any:
     """The rows of lists by TensorFlow, (batch, dim), or padded; by hand for 'max'."""
-    import tensorflow as tf
-
     if combiner is None:
         return tf.RaggedTensor.from_row_splits(tf.gather(table, ids.values), ids.row_splits).to_tensor()
     if combiner == "max":
@@ -44,8 +46,6 @@ def _expected(table: Any, ids: Any, weights: Any, combiner: str | None) -> Any:
 @contextlib.contextmanager
 def _shards(cluster_spec: Any, num_shards: int) -> Any:
     """Where variables are in one piece, or in two or three on two parameter servers."""
-    from psrun.cluster import strategy
-
     if num_shards == 1:
         yield
         return
@@ -56,8 +56,6 @@ def _shards(cluster_spec: Any, num_shards: int) -> Any:
 
 def _by_id(layer: Any, gradient: Any) -> np.ndarray:
     """Rows of a layer's variable, or of its gradient, by id."""
-    import tensorflow as tf
-
     parts = [tf.convert_to_tensor(each) for each in gradient]
     return tf.gather(tf.concat(parts, 0), layer.position(tf.range(ROWS))).numpy()
 
@@ -71,10 +69,6 @@ def _by_id(layer: Any, gradient: Any) -> np.ndarray:
     ],
 )  # fmt: skip
 def test_rows_and_gradients_are_those_of_tensorflow(cluster_spec, num_shards, combiner, weighted, deduplicate, kind):
-    import tensorflow as tf
-
-    from psrun.layers import Embedding
-
     with _shards(cluster_spec, num_shards):
         layer = Embedding(ROWS, DIM, combiner=combiner, deduplicate=deduplicate, embeddings_initializer="normal")
         layer.build(None)
@@ -106,8 +100,6 @@ def test_rows_and_gradients_are_those_of_tensorflow(cluster_spec, num_shards, co
 
 def _features() -> tuple[dict[str, Any], dict[str, Any], dict[str, str | None]]:
     """Ids of seven features, the weights of some, and their combiners; the sizes of their tables are 20, 9 and 9."""
-    import tensorflow as tf
-
     rng = np.random.default_rng(3)
     ids: dict[str, Any] = {"one": tf.constant(rng.integers(20, size=(BATCH, 1)))}
     ids["two"] = tf.constant(rng.integers(9, size=(BATCH, 2)))
@@ -124,11 +116,6 @@ def _features() -> tuple[dict[str, Any], dict[str, Any], dict[str, str | None]]:
 
 @pytest.mark.parametrize(("num_shards", "deduplicate", "stack"), [(1, True, False), (2, False, True), (3, True, True)])
 def test_features_of_a_collection_are_pooled_as_those_of_single_layers(num_shards, deduplicate, stack):
-    import tensorflow as tf
-
-    from psrun.layers import Embedding, EmbeddingCollection, Table
-    from psrun.layers.stack import arranged_for
-
     ids, weights, combiners = _features()
     tables = [
         Table("a", ("one", "sum", "mean"), 20, DIM), Table("b", ("two", "max"), 9, DIM),
@@ -175,10 +162,6 @@ def _rows_of(stack: Any, table: Any) -> np.ndarray:
 
 @pytest.mark.parametrize("names", [("one", "sum"), ("sum", "mean"), ("sum", "max", "one")])
 def test_a_pooled_feature_is_one_column_of_a_concatenation(names):
-    import tensorflow as tf
-
-    from psrun.layers import EmbeddingCollection, Table
-
     ids, _, combiners = _features()
     chosen = {name: combiners.get(name) for name in names}
     for combiner in (chosen, {name: each and "mean" for name, each in chosen.items()}):
@@ -194,10 +177,6 @@ def test_a_pooled_feature_is_one_column_of_a_concatenation(names):
 
 
 def test_ids_outside_of_their_tables_are_named_or_share_a_row():
-    import tensorflow as tf
-
-    from psrun.layers import Embedding, EmbeddingCollection, Table
-
     ids = {"x": tf.ragged.constant([[0, 4], [], [7, -2]]), "y": tf.ragged.constant([[3], [], []])}
     tables = [Table("a", ("x",), 5, 2), Table("b", ("y",), 9, 2)]
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"x \(table a, ids from 0 to 4\)\S*\] \[-2\] \[7\]"):
@@ -211,10 +190,6 @@ def test_ids_outside_of_their_tables_are_named_or_share_a_row():
 
 @pytest.mark.parametrize("combiner", [None, "mean"])
 def test_a_batch_without_any_id_gives_zeros(combiner):
-    import tensorflow as tf
-
-    from psrun.layers import EmbeddingCollection, Table
-
     empty = tf.RaggedTensor.from_row_splits(tf.zeros([0], tf.int64), tf.zeros([4], tf.int64))
     layer = EmbeddingCollection([Table(n, (n,), 5, 2) for n in "xy"], combiner=combiner, stack=True)
     with tf.GradientTape() as tape:
@@ -229,10 +204,6 @@ def test_a_batch_without_any_id_gives_zeros(combiner):
 @pytest.mark.parametrize("combiner", ["mean", "max"])
 def test_lists_of_one_value_are_the_rows_themselves(combiner):
     """In one function for all lengths: that nothing is summed where all have one value is decided for each batch."""
-    import tensorflow as tf
-
-    from psrun.layers import EmbeddingCollection, Table
-
     layer = EmbeddingCollection([Table(n, (n,), 9, DIM) for n in "xy"], combiner=combiner, stack=True)
     layer.build(None)
 
@@ -263,10 +234,6 @@ def test_lists_of_one_value_are_the_rows_themselves(combiner):
 
 
 def test_parts_without_common_rows_are_deduplicated_as_the_whole():
-    import tensorflow as tf
-
-    from psrun.layers import EmbeddingCollection, Table, fetch
-
     parts = [tf.constant([4, 2, 4, 4]), tf.zeros([0], tf.int32), tf.constant([9]), tf.constant([8, 8, 7])]
     whole = tf.unique(tf.concat(parts, 0))
     for given, expected in zip(fetch._unique(tf.concat(parts, 0), [4, 0, 1, 3]), whole):
@@ -286,10 +253,6 @@ IDS = [[1], [2, 3]]
 
 
 def test_weights_of_other_lengths_are_an_error_of_the_step_that_names_the_feature():
-    import tensorflow as tf
-
-    from psrun.layers import EmbeddingCollection, Table
-
     layer = EmbeddingCollection([Table("a", ("x",), 5, 2)], combiner="sum", name="t")
     spec = [tf.RaggedTensorSpec([None, None], dtype) for dtype in (tf.int64, tf.float32)]
     step = tf.function(lambda ids, weights: layer({"x": ids}, weights={"x": weights}), input_signature=spec)
@@ -301,10 +264,6 @@ def test_weights_of_other_lengths_are_an_error_of_the_step_that_names_the_featur
 
 
 def test_the_gradients_of_weights_of_0_are_finite():
-    import tensorflow as tf
-
-    from psrun.layers import Embedding
-
     ids = tf.ragged.constant([[1, 2], [3], []], dtype=tf.int64)
     weights = tf.Variable([0.0, 0.0, 1.0])
     for combiner in ("mean", "sqrtn"):
@@ -317,11 +276,6 @@ def test_the_gradients_of_weights_of_0_are_finite():
 
 
 def test_layers_get_the_mask_of_sequences_in_a_functional_model(tmp_path):
-    import tensorflow as tf
-    import tf_keras
-
-    from psrun.layers import EmbeddingCollection, Table
-
     ids, _ = _lists(4)
     inputs = {"x": tf_keras.Input((None,), dtype=tf.int64, name="x", ragged=True)}
     rows = EmbeddingCollection([Table("a", ("x",), ROWS, DIM)], name="tables")(inputs)["x"]

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
-
 import delayed
 import pytest
+from outcomes import events
 from support import STEPS, TABLED, variables
 
+from psrun.closures import asynchronous_steps
+
 SHORT = ("evaluation=none", "checkpoint=none")
-
-
-def events(folder, kind):
-    lines = map(json.loads, (folder.path / "metrics.jsonl").read_text().splitlines())
-    return [event for event in lines if event["event"] == kind]
 
 
 @pytest.mark.inprocess
@@ -58,8 +54,6 @@ def test_updates_of_another_worker_between_a_read_and_its_update_are_counted(tra
     ],
 )
 def test_with_one_worker_only_its_own_updates_are_between(train, monkeypatch, pieces, histogram):
-    from psrun.closures import asynchronous_steps
-
     begin = asynchronous_steps.AsynchronousSteps.__init__
 
     def unrolled_at_once(self, *arguments, **options):

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from psrun.closures import asynchronous_steps, step_profiler
+from psrun.closures.step_profiler import step_time
+
 pytestmark = pytest.mark.inprocess
 
 QUICK, SLOW = "data._target_=psrun.data.regression.Regression", "data._target_=slow_steps.Slow"
@@ -20,8 +23,6 @@ PLANTED = {
     [("input", "custom_loop", 1), ("compute", "custom_loop", 4), ("traffic", "fit", 4)],
 )  # fmt: skip
 def test_the_bottleneck_is_what_was_made_slow(train, monkeypatch, trainer, num_steps, planted):
-    from psrun.closures import asynchronous_steps, step_profiler
-
     monkeypatch.setattr(step_profiler, "_EVERY_S", 0.0)
     if num_steps > 1 and trainer == "custom_loop":  # written out
         monkeypatch.setattr(asynchronous_steps, "_STEPS_TO_UNROLL_FOR", 1)
@@ -56,8 +57,6 @@ LATE = ("trainer.prefetch_rows=true", "trainer.dense_sync_every=2")
 )
 def test_computing_is_found_wherever_it_is(train, monkeypatch, model, more):
     """In functions and branches, and between rows and their gradients."""
-    from psrun.closures import asynchronous_steps, step_profiler
-
     monkeypatch.setattr(step_profiler, "_EVERY_S", 0.0)
     monkeypatch.setattr(asynchronous_steps, "_STEPS_TO_UNROLL_FOR", 1)
     result, _ = train(
@@ -70,8 +69,6 @@ def test_computing_is_found_wherever_it_is(train, monkeypatch, model, more):
 
 @pytest.mark.thorough
 def test_the_time_of_the_first_batch_counts_as_time_to_the_first_step(train, monkeypatch):
-    from psrun.closures import step_profiler
-
     monkeypatch.setattr(step_profiler, "_EVERY_S", 0.0)
     result, _ = train(
         "model=dense", "~model.hidden_units", "model._target_=slow_steps.quick", "data._target_=slow_steps.LateFirst",
@@ -82,8 +79,6 @@ def test_the_time_of_the_first_batch_counts_as_time_to_the_first_step(train, mon
 
 
 def test_the_bottleneck_is_the_longest_stage():
-    from psrun.closures.step_profiler import step_time
-
     assert step_time([0, 0.0, 0.0, 0.0], 0.1) is None
     measured = step_time([10, 0.5, 0.1, 0.2], 0.1)
     assert measured is not None

@@ -10,14 +10,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tensorflow as tf
+import tf_keras
 from rich.console import Console
 from sample_weights import NUM_EVAL, NUM_TRAIN, one_output
 from support import run_config
 
 from psrun.config.topology import Task
+from psrun.data.order import Order
+from psrun.data.table import Table
 from psrun.errors import DataError
+from psrun.process import Stop
+from psrun.program.compiled_model import _SEED_STRIDE
 from psrun.results.console import ConsoleSink
 from psrun.results.run_folder import RunFolder
+from psrun.roles import evaluation, planner, predictor, sidecar
+from psrun.roles.task_context import TaskContext
 
 pytestmark = pytest.mark.tensorflow
 
@@ -40,8 +48,6 @@ def _arrays(path: Path, columns: dict[str, list]) -> None:
 
 
 def _records(path: Path, columns: dict[str, list]) -> None:
-    import tensorflow as tf
-
     with tf.io.TFRecordWriter(str(path)) as writer:
         for row in zip(*columns.values()):
             record = tf.train.Example()
@@ -58,8 +64,6 @@ def _parquet(path: Path, columns: dict[str, list]) -> None:
 
 
 def table(path: Path, **options):
-    from psrun.data.table import Table
-
     return Table(**{"path": str(path), "label": "label", "task": "binary", "weight": "w", **options})
 
 
@@ -145,12 +149,6 @@ def files(tmp_path):
 
 def by_keras(parts: dict[str, dict[str, np.ndarray]], *, l2: float, class_weight: bool = False) -> dict[str, float]:
     """Metrics of the last epoch and of an evaluation after it, by Keras with `sample_weight` in one process."""
-    import tensorflow as tf
-    import tf_keras
-
-    from psrun.data.order import Order
-    from psrun.program.compiled_model import _SEED_STRIDE
-
     network = one_output(l2=l2)
     network.compile(
         tf_keras.optimizers.SGD(0.1), "binary_crossentropy",
@@ -202,12 +200,6 @@ def test_loss_and_metrics_are_those_of_keras_with_sample_weights(train, files, p
 @pytest.mark.thorough
 def test_every_mode_takes_a_weighted_table(train, files, tmp_path):
     """The metrics of an evaluation are those of the run; exports have no weights; predictions need none."""
-    import tensorflow as tf
-
-    from psrun.process import Stop
-    from psrun.roles import evaluation, planner, predictor, sidecar
-    from psrun.roles.task_context import TaskContext
-
     run, _ = files
     result, folder = train(*run, "evaluation=exact", "export.at_end=true", "data.audit=true")
     expected = {name.removeprefix("val_"): value for name, value in result["metrics"].items() if "val_" in name}

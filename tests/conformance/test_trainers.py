@@ -15,10 +15,16 @@ from typing import Any
 import numpy as np
 import pytest
 import sample_weights
+import tensorflow as tf
+import tf_keras
+from outcomes import events
 from sample_weights import NUM_EVAL, Weighted, own_data
-from support import SAME, SMALL, STEPS, run_config, variables
+from support import SMALL, STEPS, run_config, variables
 
+from psrun.checkpoint.checkpoints import Checkpoints
 from psrun.checkpoint.store import Store
+from psrun.cluster import strategy
+from psrun.data.features import HeroFeatures
 from psrun.errors import DataExhaustedError, NonFiniteLossError, TaskLostError, TrainingError
 from psrun.results.run_folder import RunFolder
 
@@ -69,15 +75,11 @@ class Trained:
         return not any(piece.startswith("cluster=") for piece in self.pieces)
 
     def events(self, kind: str) -> list[dict[str, Any]]:
-        return [
-            event for event in map(json.loads, self.folder.metrics.read_text().splitlines()) if event["event"] == kind
-        ]
+        return events(self.folder, kind)
 
 
 @functools.cache
 def by_keras(l2: float) -> tuple[Mapping[str, float], Mapping[str, np.ndarray]]:
-    import tf_keras
-
     network = sample_weights.one_output(l2=l2)
     metrics = sample_weights.by_keras(
         network, Weighted(), batch_size=16, epochs=EPOCHS, steps=EPOCH, loss="binary_crossentropy",
@@ -182,18 +184,6 @@ def test_models_train_on_each_way_to_spread_their_variables(train, cluster, part
 
 
 @pytest.mark.thorough
-def test_both_trainers_and_no_cluster_give_the_same_numbers_of_a_large_model(train):
-    pieces = [("cluster=none", "trainer=custom_loop"), ("trainer=custom_loop",), ("trainer=fit",)]
-    (alone, folder), *others = [train(*piece, "model=wide_deep", num_workers=1) for piece in pieces]
-    expected = variables(folder)
-    for result, other in others:
-        stored = variables(other)
-        for name, values in expected.items():
-            np.testing.assert_allclose(stored[name], values, **SAME, err_msg=name)
-        assert result["metrics"] == pytest.approx(alone["metrics"], rel=1e-3, abs=1e-4)
-
-
-@pytest.mark.thorough
 def test_the_same_seed_gives_the_same_numbers_and_another_one_others(train):
     short = ("cluster=none", "model=embedding", "trainer.epochs=1", "evaluation=none")
     runs = [variables(train(*short, f"seed={seed}")[1]) for seed in (1, 1, 2)]
@@ -215,8 +205,6 @@ def test_a_loss_that_is_not_a_number_ends_the_run(train, trainer):
 )
 def test_data_that_ends_where_nothing_shows_it_before_is_no_epoch(train, cluster, trainer, monkeypatch):
     """Also exactly at the end of an execution, of three steps."""
-    from psrun.data.features import HeroFeatures
-
     endless = HeroFeatures.train
     hidden = lambda self, **keys: endless(self, **keys).take(6).filter(lambda features, label: True)  # noqa: E731
     monkeypatch.setattr(HeroFeatures, "train", hidden)
@@ -227,10 +215,6 @@ def test_data_that_ends_where_nothing_shows_it_before_is_no_epoch(train, cluster
 @pytest.mark.inprocess
 @pytest.mark.parametrize("trainer", [pytest.param("fit", marks=pytest.mark.thorough), "custom_loop"])
 def test_a_step_that_fails_is_reported_with_its_reason(train, trainer, monkeypatch):
-    import tensorflow as tf
-
-    from psrun.data.features import HeroFeatures
-
     good = HeroFeatures.train
 
     def bad(self, **keys):
@@ -244,10 +228,6 @@ def test_a_step_that_fails_is_reported_with_its_reason(train, trainer, monkeypat
 
 @pytest.mark.tensorflow
 def test_a_parameter_server_that_is_lost_in_a_save_asks_for_another_start(train, monkeypatch):
-    import tensorflow as tf
-
-    from psrun.checkpoint.checkpoints import Checkpoints
-
     def lost(path):
         raise tf.errors.UnavailableError(None, None, "failed to connect: /job:ps/replica:0/task:1")
 
@@ -266,10 +246,7 @@ def test_a_parameter_server_that_is_lost_in_a_save_asks_for_another_start(train,
 @pytest.mark.inprocess
 def test_tables_have_names_that_no_other_process_gives_and_threads_that_wait_do_not_spin(cluster_spec):
     """Workers outlive chiefs, and keep their tables by name; servers share cores."""
-    import tensorflow as tf
     from tensorflow.python.eager import context
-
-    from psrun.cluster import strategy
 
     config = run_config("cluster=inprocess", *SMALL["features"])
     strategy.prepare(config.cluster, None)

@@ -6,6 +6,7 @@ import io
 import json
 
 import pytest
+from outcomes import events
 from rich.console import Console
 from sample_weights import Weighted, own_data
 from support import run_config
@@ -52,8 +53,7 @@ def test_an_undefined_metric_is_null_and_no_value_for_what_compares_it(train, tm
     assert (result["metrics"]["auc"] is None) == everywhere
     assert result["steps"]["applied"] == 24
     assert result.get("best_checkpoint") is None
-    events = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
-    warned = [event["message"].partition(":")[0] for event in events if event["event"] == "warning"]
+    warned = [event["message"].partition(":")[0] for event in events(folder, "warning")]
     assert warned == [*(["auc"] if everywhere else []), "val_auc"]
     if trainer == "custom_loop":
         _evaluated_later(folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import tensorflow as tf
 
 from psrun.errors import ConfigError
 
@@ -21,8 +22,6 @@ SEQUENTIAL = ("model=dense", "~model.hidden_units", "model._target_=user_models.
     ],
 )
 def test_the_only_feature_is_passed_as_itself_to_a_model_of_one_input(train, pieces):
-    import tensorflow as tf
-
     result, _ = train(*SEQUENTIAL, *pieces, "optimizer=sgd", "export.at_end=true")
     assert result["evaluation"]["examples_seen"] == 100
     serve = tf.saved_model.load(result["export"]).signatures["serving_default"]

@@ -7,17 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from psrun import layers
+from psrun.cluster import strategy, variable_creation
+from psrun.config import choices
+from psrun.optimizers.sparse import LazyAdam, SparseAdagrad
+from psrun.program.build import start_afresh
+
 pytestmark = pytest.mark.inprocess
 
 
 def test_a_large_table_and_its_slots_are_filled_in_place_with_the_same_numbers(cluster_spec, monkeypatch):
     from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
-
-    from psrun import layers
-    from psrun.cluster import strategy, variable_creation
-    from psrun.config import choices
-    from psrun.optimizers.sparse import LazyAdam, SparseAdagrad
-    from psrun.program.build import start_afresh
 
     def create_variables() -> dict[str, Any]:
         start_afresh(1)

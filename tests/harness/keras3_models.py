@@ -125,7 +125,7 @@ def tables(source, *, library: str = "keras") -> Model:
     return Model(keras.Model([words, number], keras.layers.Dense(1, "sigmoid")(both)))
 
 
-def lists(source, *, library: str = "keras", dtype: str = "float32") -> Any:
+def lists(source, *, library: str = "keras") -> Any:
     """Lists with weights and without a combiner, through stacked tables; from equal weights in both libraries."""
     k, own = (keras, keras3) if library == "keras" else (tf_keras, layers)
     seeded = weights_of(k)
@@ -137,12 +137,12 @@ def lists(source, *, library: str = "keras", dtype: str = "float32") -> Any:
         {"name": name, "features": (name,), "num_ids": 50, "dim": 4, "initializer": k.initializers.Constant(0.1)}
         for name in ("pooled", "read")
     ]
-    collection = own.EmbeddingCollection(tables, combiner={"pooled": "mean"}, dtype=dtype, name="tables")
+    collection = own.EmbeddingCollection(tables, combiner={"pooled": "mean"}, name="tables")
     ids = {"pooled": inputs["history"], "read": inputs["history"]}
     rows = collection(ids, weights={"pooled": inputs["history_weights"]})
-    seen = k.layers.LSTM(3, kernel_initializer=seeded(1), recurrent_initializer=seeded(2), dtype=dtype)(rows["read"])
-    dense = k.layers.Dense(4, "tanh", kernel_initializer=seeded(3), dtype=dtype)(inputs["x"])
-    both = k.layers.Concatenate(dtype=dtype)([rows["pooled"], seen, dense])
+    seen = k.layers.LSTM(3, kernel_initializer=seeded(1), recurrent_initializer=seeded(2))(rows["read"])
+    dense = k.layers.Dense(4, "tanh", kernel_initializer=seeded(3))(inputs["x"])
+    both = k.layers.Concatenate()([rows["pooled"], seen, dense])
     return k.Model(inputs, k.layers.Dense(1, kernel_initializer=seeded(4), name="score")(both))
 
 
