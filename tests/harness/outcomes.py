@@ -46,6 +46,15 @@ def check_equal(held: Mapping[str, Any], expected: Mapping[str, Any], **close: f
         np.testing.assert_allclose(held[name], values, **{"rtol": 0, "atol": 0, **close}, err_msg=name)
 
 
+def of_model(prefix: str) -> dict[str, np.ndarray]:
+    """Model and optimizer of a checkpoint, by the names of their variables in it."""
+    import tensorflow as tf
+
+    reader = tf.train.load_checkpoint(prefix)
+    names = [name for name in reader.get_variable_to_shape_map() if name.startswith(("model/", "optimizer/"))]
+    return {name: reader.get_tensor(name) for name in names if "keras_api" not in name}
+
+
 def check_same(one: RunFolder, other: RunFolder) -> dict[str, np.ndarray]:
     """Whether two runs have come to the same variables; returns those of the first one."""
     held = variables(one)
