@@ -36,8 +36,7 @@ MODEL = (
     "data.global_batch_size=8", "evaluation=none", "model._target_=embeddings.basket", "optimizer=lazy_adam",
 )  # fmt: skip
 TABLES = {"item", "shop", "city", "brand"}
-TESTS = HARNESS
-OF_EARLIER = TESTS / "data" / "checkpoints_0_1_0"
+OF_EARLIER = HARNESS / "data" / "checkpoints_0_1_0"
 pytestmark = pytest.mark.inprocess
 
 
@@ -62,48 +61,6 @@ def test_positions_are_those_of_the_layout(num_servers):
         }
         assert len(by_table[table.name]) == table.num_ids
         assert by_table[table.name] <= rows
-
-
-@pytest.mark.parametrize(("deduplicate", "oov"), [(True, "error"), (False, "row")])
-def test_rows_and_gradients_are_those_of_single_tables(deduplicate, oov):
-    rng = np.random.default_rng(1)
-    tables = [Table("a", ("x", "y"), 20, 4), Table("b", ("z",), 9, 4), Table("c", ("w",), 9, 2)]
-    ids = {"x": rng.integers(20, size=(6, 1)), "y": rng.integers(20, size=(6, 3)), "z": rng.integers(9, size=(6, 1))}
-    ids = {name: tf.constant(value) for name, value in {**ids, "w": rng.integers(9, size=(6, 2))}.items()}
-    results = {}
-    for stack in (True, False):
-        layer = EmbeddingCollection(tables, stack=stack, deduplicate=deduplicate, oov=oov)
-        layer.build(None)
-        for index, table in enumerate(tables):
-            values = np.random.default_rng(index).normal(size=(RowOrder.of(table.num_ids + 1).num_rows, table.dim))
-            _assign(layer, table.name, values)
-        with tf.GradientTape() as tape:
-            rows = layer(ids)
-            loss = tf.add_n([tf.reduce_sum(each**2) for each in rows.values()])
-        gradients = [tf.convert_to_tensor(each) for each in tape.gradient(loss, layer.trainable_variables)]
-        results[stack] = rows, sum(float(tf.reduce_sum(each)) for each in gradients)
-        assert len(gradients) == (2 if stack else 3)
-        clone = EmbeddingCollection.from_config(layer.get_config())
-        assert clone.get_config() == layer.get_config()
-    assert {name: each.shape for name, each in results[True][0].items()} == {
-        name: (*value.shape, 2 if name == "w" else 4) for name, value in ids.items()
-    }
-    for name, rows in results[True][0].items():
-        np.testing.assert_array_equal(rows, results[False][0][name])
-    assert results[True][1] == pytest.approx(results[False][1], rel=1e-5)
-
-
-def _assign(layer: Any, name: str, values: np.ndarray) -> None:
-    """Gives the first rows of a table the first of these values, however it is stored."""
-    for stack in layer.stacks:
-        for index, table in enumerate(stack.tables):
-            if table.name != name:
-                continue
-            blocks = [(0, 0, stack.num_rows)] if stack.layout is None else [
-                (block.offset, block.first, block.num_rows) for block in stack.layout.blocks(index)
-            ]  # fmt: skip
-            for offset, first, count in blocks:
-                stack.variable[offset : offset + count].assign(values[first : first + count].astype(np.float32))
 
 
 def test_a_cluster_trains_stacks_as_one_process_trains_single_tables(train, capsys, monkeypatch):
@@ -253,12 +210,6 @@ def test_collections_with_different_optimizers_train_as_single_tables(train):
     assert all(np.abs(held[f"{name}/embeddings"] - 1).max() > 0.01 for name in TABLES)
 
 
-def test_ids_of_a_stack_fit_in_int32():
-    tables = [Table(name, (name,), 900_000_000, 1) for name in "abcd"]
-    layer = EmbeddingCollection(tables, stack=True)
-    assert [[table.name for table in stack.tables] for stack in layer.stacks] == [["a", "b"], ["c", "d"]]
-
-
 def test_a_stack_is_not_taken_for_one_with_a_longer_name():
     tables = [Table("a", ("x",), 8, 2), Table("b", ("y",), 8, 2)]
     with arranged_for(1):
@@ -271,7 +222,10 @@ def test_a_stack_is_not_taken_for_one_with_a_longer_name():
     assert not stack.holds("m/t/stack_2_of_a/embeddings", ())
 
 
-def test_tables_above_the_limit_stay_alone():
+def test_ids_of_a_stack_fit_in_int32_and_tables_above_the_limit_stay_alone():
+    tables = [Table(name, (name,), 900_000_000, 1) for name in "abcd"]
+    layer = EmbeddingCollection(tables, stack=True)
+    assert [[table.name for table in stack.tables] for stack in layer.stacks] == [["a", "b"], ["c", "d"]]
     tables = [Table(name, (name,), size, 4) for name, size in (("a", 10), ("b", 100), ("c", 20))]
     layer = EmbeddingCollection(tables, max_stacked_table_bytes=100 * 4 * 4 - 1)
     assert [[table.name for table in stack.tables] for stack in layer.stacks] == [["a", "c"], ["b"]]
@@ -284,16 +238,11 @@ def test_weights_that_keras_saves_fit_every_layout(cluster_spec, tmp_path):
         network = basket(Basket(), stack=True)
     (layer,) = collections(network)
     values = np.random.default_rng(2).normal(size=(RowOrder.of(300).num_rows, 3)).astype(np.float32)
-    rows = layer.stacks[0].layout.blocks(0)
-    for block in rows:
+    for block in layer.stacks[0].layout.blocks(0):
         shard = layer.stacks[0].variable.variables[block.shard]
-        part = values[block.first : block.first + block.num_rows]
-        shard.scatter_update(_slices(part, block.offset))
+        places = tf.range(block.offset, block.offset + block.num_rows)
+        shard.scatter_update(tf.IndexedSlices(values[block.first : block.first + block.num_rows], places))
     network.save_weights(str(tmp_path / "weights"))
     alone = basket(Basket(), stack=False)
     alone.load_weights(str(tmp_path / "weights")).assert_existing_objects_matched()
     np.testing.assert_array_equal(collections(alone)[0].stacks[0].variable, values)
-
-
-def _slices(values: np.ndarray, offset: int) -> Any:
-    return tf.IndexedSlices(tf.constant(values), tf.range(offset, offset + len(values)))

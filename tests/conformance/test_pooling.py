@@ -1,21 +1,25 @@
-"""Embedding layers on lists of ids: the same rows and gradients as of TensorFlow's look-ups, and refusals by name."""
+"""Embedding layers on ids and lists of ids: rows and gradients of TensorFlow's look-ups, and refusals by name."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
-from support import run_config
+from outcomes import check_same
+from support import TABLED, run_config
 
 from psrun.cluster import strategy
+from psrun.errors import NonFiniteLossError
 from psrun.layers import Embedding, EmbeddingCollection, Table, fetch
 from psrun.layers.stack import arranged_for
+from psrun.program import lookups
 
-pytestmark = pytest.mark.tensorflow
+pytestmark = pytest.mark.inprocess
 
 ROWS, DIM, BATCH = 30, 4, 9
 COMBINERS = ("sum", "mean", "sqrtn", "max")
@@ -99,10 +103,10 @@ def test_rows_and_gradients_are_those_of_tensorflow(cluster_spec, num_shards, co
 
 
 def _features() -> tuple[dict[str, Any], dict[str, Any], dict[str, str | None]]:
-    """Ids of seven features, the weights of some, and their combiners; the sizes of their tables are 20, 9 and 9."""
+    """Ids of eight features, the weights of some, and their combiners; tables of `sum` and `mean` have 20 rows."""
     rng = np.random.default_rng(3)
     ids: dict[str, Any] = {"one": tf.constant(rng.integers(20, size=(BATCH, 1)))}
-    ids["two"] = tf.constant(rng.integers(9, size=(BATCH, 2)))
+    ids["two"], ids["three"] = (tf.constant(rng.integers(9, size=(BATCH, width))) for width in (2, 3))
     weights = {}
     combiners = dict(zip(("sum", "mean", "sqrtn", "max", "weighted"), (*COMBINERS, "mean")))
     for number, name in enumerate((*combiners, "sequence")):
@@ -114,16 +118,20 @@ def _features() -> tuple[dict[str, Any], dict[str, Any], dict[str, str | None]]:
     return ids, weights, combiners
 
 
-@pytest.mark.parametrize(("num_shards", "deduplicate", "stack"), [(1, True, False), (2, False, True), (3, True, True)])
-def test_features_of_a_collection_are_pooled_as_those_of_single_layers(num_shards, deduplicate, stack):
+@pytest.mark.parametrize(
+    ("num_shards", "deduplicate", "stack", "oov"),
+    [(1, True, False, "error"), (2, False, True, "row"), (3, True, True, "error")],
+)
+def test_features_of_a_collection_are_pooled_as_those_of_single_layers(num_shards, deduplicate, stack, oov):
     ids, weights, combiners = _features()
     tables = [
         Table("a", ("one", "sum", "mean"), 20, DIM), Table("b", ("two", "max"), 9, DIM),
-        Table("c", ("sqrtn", "sequence", "weighted"), 9, DIM),
+        Table("c", ("sqrtn", "sequence", "weighted"), 9, DIM), Table("d", ("three",), 9, 2),
     ]  # fmt: skip
     with arranged_for(num_shards):
-        layer = EmbeddingCollection(tables, stack=stack, deduplicate=deduplicate, combiner=combiners)
+        layer = EmbeddingCollection(tables, stack=stack, deduplicate=deduplicate, combiner=combiners, oov=oov)
         layer.build(None)
+    assert len(layer.trainable_variables) == (2 if stack else 4)
     clone = EmbeddingCollection.from_config(layer.get_config())
     assert clone.get_config() == layer.get_config()
     with tf.GradientTape() as tape:
@@ -139,7 +147,7 @@ def test_features_of_a_collection_are_pooled_as_those_of_single_layers(num_shard
         (held,) = [each for each in layer.stacks if table in each.tables]
         values = _rows_of(held, table)
         for name in table.features:
-            single = Embedding(table.num_ids, DIM, combiner=combiners.get(name))
+            single = Embedding(table.num_ids, table.dim, combiner=combiners.get(name), oov=oov)
             single.build(None)
             single.embeddings.assign(values)
             with tf.GradientTape() as tape:
@@ -289,3 +297,94 @@ def test_layers_get_the_mask_of_sequences_in_a_functional_model(tmp_path):
     clone = tf_keras.models.clone_model(network)
     clone.set_weights(network.get_weights())
     np.testing.assert_array_equal(clone({"x": ids})[1], averaged)
+
+
+# -- tables of one id a value
+
+
+MODEL = (*TABLED, "model._target_=embeddings.model", "optimizer=sparse_adagrad", "partitioner=fixed_shards")
+
+
+def test_the_layer_gives_what_keras_does_and_its_gradients():
+    ids = tf.constant([[3, 3, 0], [9, 1, 3]])
+    for deduplicate, oov in itertools.product([True, False], ["error", "row"]):
+        ours, theirs = Embedding(10, 4, deduplicate=deduplicate, oov=oov), tf_keras.layers.Embedding(10, 4)
+        with tf.GradientTape() as tape:
+            rows = ours(ids)
+            loss = tf.reduce_sum(rows * rows)
+        theirs.build(None)
+        theirs.embeddings.assign(tf.gather(ours.embeddings, ours.position(tf.range(10))))
+        np.testing.assert_array_equal(rows, theirs(ids))
+        gradient = tf.convert_to_tensor(tape.gradient(loss, ours.embeddings))
+        counts = np.bincount(np.ravel(ids), minlength=10)[:, np.newaxis]
+        np.testing.assert_allclose(
+            tf.gather(gradient, ours.position(tf.range(10))), 2 * counts * theirs.embeddings.numpy(), rtol=1e-6
+        )
+        clone = Embedding.from_config(ours.get_config())
+        assert clone.get_config() == ours.get_config()
+
+
+@pytest.mark.thorough
+def test_what_is_frozen_stays_and_the_rest_trains_as_in_one_process(train):
+    pieces = (*MODEL, "model._target_=embeddings.partly_frozen", "trainer.steps_per_execution=3")
+    (_, here), (_, there) = (train(*pieces, f"cluster={cluster}", num_workers=1) for cluster in ("none", "inprocess"))
+    held = check_same(there, here)
+    weights = [value for name, value in held.items() if name.startswith("model") and value.ndim == 2]
+    assert sorted(bool((value == 1).all()) for value in weights) == [False, False, True, True, True]
+
+
+def test_a_gradient_that_is_not_finite_ends_the_run_and_names_the_table(train):
+    """A row that is seldom looked up would stay spoilt without a loss that shows it."""
+    with pytest.raises(NonFiniteLossError, match=r"embedding/embeddings"):
+        train(*MODEL, "model._target_=embeddings.rooted", "cluster=none", "trainer=custom_loop")
+
+
+def test_rows_and_gradients_that_travel_in_bfloat16_are_rounded(cluster_spec):
+    with _shards(cluster_spec, 2):
+        layer = Embedding(10, 4, wire="bfloat16", embeddings_initializer="normal")
+        layer.build(None)
+    shards = layer.embeddings.variables
+    ids = tf.constant([[3, 3, 0], [9, 1, 3]])
+
+    @tf.function
+    def computed():
+        with tf.GradientTape() as tape:
+            rows = layer(ids)
+            loss = tf.reduce_sum(rows * 0.3)
+        return rows, [tf.convert_to_tensor(each) for each in tape.gradient(loss, shards)]
+
+    rows, gradients = computed()
+    place = layer.position(tf.range(10))
+    table = tf.gather(tf.concat([*shards], 0), place)
+    rounded = tf.cast(tf.cast(table, tf.bfloat16), tf.float32)
+    np.testing.assert_array_equal(rows, tf.gather(rounded, ids))
+    assert np.any(rounded != table)
+    sent = float(tf.cast(tf.constant(0.3, tf.bfloat16), tf.float32))
+    times = np.bincount(np.ravel(ids), minlength=10)[:, np.newaxis]
+    np.testing.assert_allclose(tf.gather(tf.concat(gradients, 0), place), np.tile(sent * times, (1, 4)), rtol=1e-6)
+
+
+def test_whether_duplicates_are_sent_once_is_decided_by_a_batch():
+    few = tf.constant(np.arange(32).reshape(8, 4) % 5)
+    for batch, share, deduplicates in ((few, 5 / 32, True), (tf.reshape(tf.range(32), [8, 4]), 1.0, False)):
+        ids = tf_keras.Input((4,), dtype="int64", name="ids")
+        layer = Embedding(50, 3)
+        inner = tf_keras.Sequential([tf_keras.Input((4,), dtype="int64"), Embedding(50, 3)])
+        network = tf_keras.Model({"ids": ids}, [layer(ids), inner(ids)])
+        (decided,) = lookups.decide(network, {"ids": batch})  # nothing for a table in a model within the model
+        assert (decided.layer, decided.distinct) == (layer.name, pytest.approx(share, abs=1e-3))
+        assert (layer.deduplicate, decided.deduplicate) == (deduplicates, deduplicates)
+
+
+def test_ids_of_other_kinds_and_outside_of_the_table():
+    layer = Embedding(3000, 2)
+    assert len(set(layer.position(tf.range(3000)).numpy())) == 3000
+    wanted = layer(tf.constant([[2999, 0]]))
+    np.testing.assert_array_equal(layer(tf.constant([[2999.0, 0.0]])), wanted)
+    assert layer(tf.zeros([0, 2], tf.int64)).shape == (0, 2, 2)
+    assert Embedding(300, 2)(tf.constant([255], tf.uint8)).shape == (1, 2)
+    layer = Embedding(50, 3, oov="row", embeddings_initializer="normal")
+    inside, shared, negative = layer(tf.constant([49, 77, -1]))
+    np.testing.assert_array_equal(shared, negative)
+    assert np.any(shared != inside)
+    assert layer.num_rows > 50

@@ -127,13 +127,6 @@ def test_slow_steps_are_not_unrolled(train, monkeypatch, slow_s, unrolled):
 
 
 @pytest.mark.thorough
-def test_a_rest_of_steps_is_done_too(train, unrolled):
-    short = ("trainer.steps_per_epoch=7", "trainer.epochs=3", "evaluation=none", "checkpoint=none")
-    result, _ = train("trainer.steps_per_execution=5", *short)
-    assert result["steps"]["applied"] == 3 * 7
-
-
-@pytest.mark.thorough
 def test_late_rows_and_weights_are_as_late_as_configured(train, unrolled):
     """Two steps that do not see each other are one step of both batches at twice the rate, on the same examples."""
     run = (*TABLED, "model._target_=embeddings.model", "optimizer=sparse_sgd", "trainer.epochs=9")

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 from outcomes import events
 from pyarrow import ipc
-from support import truncated
+from support import flipped, truncated
 from table_files import read, record, table, write, write_records
 
 from psrun.errors import DataError
@@ -88,12 +88,6 @@ def test_scales_are_those_that_the_run_recorded(tmp_path):
     assert (before.features["x"].mean, "scales" in before.facts) == (21.0, False)
 
 
-def test_columns_with_names_that_are_no_layers_get_others(tmp_path):
-    path = write(tmp_path / "rows.csv", {"fixed acidity": [1.0, 2.0], "label": [0, 1]})
-    assert list(binary(path).features) == ["fixed_acidity"]
-    assert list(binary(path, features={"acid": {"column": "fixed acidity"}}).features) == ["acid"]
-
-
 def test_floats_are_reported_with_mean_and_deviation(tmp_path):
     """Over all files to train on, and of logarithms as the model takes them."""
     first = {"x": [-1.0, 0.0, 5.0], "label": [0, 1, 1]}
@@ -134,7 +128,6 @@ CASES: dict[str, tuple[str, dict[str, list], dict[str, Any], list[list]]] = {
                      [[1], [0], [0], [1]]),
     "class numbers": ("npz", {**X, "label": [2, 0, 1, 2]}, {"task": "multiclass", "num_classes": 3}, [2, 0, 1, 2]),
     "numbers to regress": ("csv", {**X, "label": [2, 0, 1, 2.5]}, {"task": "regression"}, [[2.0], [0.0], [1.0], [2.5]]),
-    "booleans": ("parquet", {**X, "label": [True, False, False, True]}, {"task": "binary"}, [[1], [0], [0], [1]]),
 }  # fmt: skip
 
 
@@ -239,9 +232,7 @@ def test_records_that_are_cut_after_their_length_are_no_end(tmp_path):
 @pytest.mark.parametrize("ending", [each for each in FORMATS if each != "parquet"])
 def test_a_flipped_bit_is_an_error(tmp_path, ending):
     path = write(tmp_path / f"rows.{ending}", rows())
-    held = bytearray(path.read_bytes())
-    held[len(held) // 2] ^= 1
-    path.write_bytes(held)
+    flipped(path)
     with pytest.raises(DataError):
         binary(path, features=FEATURES)
 
