@@ -14,10 +14,6 @@ from psrun.errors import ConfigError
 EPOCHS, STEPS = 2, 8
 
 
-def huber(**options):
-    return tf_keras.losses.Huber(**options)
-
-
 BY_OUTPUT = (
     "+data.outputs=2", "+data.task=ranking",
     "model.loss={click: binary_crossentropy, price: {_target_: tf_keras.losses.Huber, delta: 0.5}}",
@@ -32,7 +28,7 @@ def test_losses_and_metrics_by_output_are_those_of_keras(train):
     result, folder = train(*pieces, "checkpoint.best_metric=val_click_auc", "checkpoint.best_mode=max", num_workers=1)
     expected = by_keras(
         two_outputs(), Weighted(outputs=2), batch_size=16, epochs=EPOCHS, steps=STEPS,
-        loss={"click": "binary_crossentropy", "price": huber(delta=0.5)},
+        loss={"click": "binary_crossentropy", "price": tf_keras.losses.Huber(delta=0.5)},
         weighted_metrics={"click": ["AUC", "accuracy"], "price": [lambda y, p: off_by_more(y, p, 2.0)]},
     )  # fmt: skip
     renamed = {name.replace("<lambda>", "off_by_more").replace("lambda", "off_by_more") for name in expected}

@@ -18,11 +18,11 @@ from psrun.models.model import Model
 class Sequences(ArraySource):
     """Sequences of 6 words of 40, and a number; the label is whether a word below 10 occurs."""
 
-    def __init__(self, *, num_words: int = 40) -> None:
+    def __init__(self) -> None:
         rng = np.random.default_rng(3)
-        words = rng.integers(num_words, size=(96, 6))
+        words = rng.integers(40, size=(96, 6))
         features = {"words": words, "number": rng.normal(size=(96, 1)).astype(np.float32)}
-        label = (words < num_words // 4).any(axis=1, keepdims=True).astype(np.float32)
+        label = (words < 10).any(axis=1, keepdims=True).astype(np.float32)
         super().__init__(
             features={"words": Feature((6,), tf.int64), "number": Feature((1,), tf.float32)}, task="binary",
             train=(features, label), evaluation=(features, label),
@@ -178,11 +178,11 @@ class Places(keras.layers.Layer):
         return tensor + self.places
 
 
-def transformer(source, *, width: int = 8, num_blocks: int = 2) -> keras.Model:
+def transformer(source) -> keras.Model:
     """A classifier of sequences with the architecture of KerasHub's encoders: nothing is downloaded."""
     words = keras.Input((6,), dtype="int64", name="words")
-    tensor = Places(name="places")(keras3.Embedding(40, width, name="word")(words))
-    for number in range(num_blocks):
-        tensor = Block(width, name=f"block_{number}")(tensor)
+    tensor = Places(name="places")(keras3.Embedding(40, 8, name="word")(words))
+    for number in range(2):
+        tensor = Block(8, name=f"block_{number}")(tensor)
     tensor = keras.layers.GlobalAveragePooling1D()(tensor)
     return keras.Model({"words": words}, keras.layers.Dense(1, "sigmoid", name="score")(tensor))
