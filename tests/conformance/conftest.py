@@ -1,8 +1,9 @@
-"""Evaluations of a run after its training, in this process."""
+"""Evaluations of a run after its training, in this process, and steps that are written out in short runs, too."""
 
 from __future__ import annotations
 
 import io
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -44,3 +45,35 @@ def sidecar():
         return shown.getvalue()
 
     return run
+
+
+@pytest.fixture
+def traced(monkeypatch):
+    """Steps are written out one after the other also in runs of few steps; of each trace how many, and of how many."""
+    from psrun.closures import asynchronous_steps, closure
+
+    monkeypatch.setattr(asynchronous_steps, "_STEPS_TO_UNROLL_FOR", 1)
+    seen: list[tuple[int, int | None]] = []
+    original = closure.Closure.function
+
+    def function(self: Any, unrolled: int = 1, num_steps: int | None = None) -> Any:
+        seen.append((unrolled, num_steps))
+        return original(self, unrolled, num_steps)
+
+    monkeypatch.setattr(closure.Closure, "function", function)
+    return seen
+
+
+@pytest.fixture
+def unrolled(monkeypatch, traced):
+    """As `traced`, from the first step on."""
+    from psrun.closures.asynchronous_steps import AsynchronousSteps
+
+    begin = AsynchronousSteps.__init__
+
+    def begins(self: Any, *arguments: Any, **options: Any) -> None:
+        begin(self, *arguments, **options)
+        self._unroll()
+
+    monkeypatch.setattr(AsynchronousSteps, "__init__", begins)
+    return traced

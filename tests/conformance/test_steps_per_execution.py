@@ -2,39 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 from outcomes import check_same, events
 from support import STEPS, TABLED, variables
 
-from psrun.closures import asynchronous_steps, closure
+from psrun.closures import asynchronous_steps
 from psrun.closures.asynchronous_steps import length_after, length_for
 
 pytestmark = pytest.mark.inprocess
-
-
-@pytest.fixture
-def unrolled(monkeypatch):
-    """Steps are written out one after the other also in runs of few steps, and from the first one on."""
-    monkeypatch.setattr(asynchronous_steps, "_STEPS_TO_UNROLL_FOR", 1)
-    traced: list[tuple[int, int | None]] = []
-    begin = asynchronous_steps.AsynchronousSteps.__init__
-
-    def begins(self: Any, *arguments: Any, **options: Any) -> None:
-        begin(self, *arguments, **options)
-        self._unroll()
-
-    monkeypatch.setattr(asynchronous_steps.AsynchronousSteps, "__init__", begins)
-    original = closure.Closure.function
-
-    def function(self: Any, unrolled: int = 1, num_steps: int | None = None) -> Any:
-        traced.append((unrolled, num_steps))
-        return original(self, unrolled, num_steps)
-
-    monkeypatch.setattr(closure.Closure, "function", function)
-    return traced
 
 
 def test_as_many_steps_as_fill_a_tenth_of_a_second_and_an_epoch_evenly():
@@ -111,19 +87,11 @@ def test_a_metric_that_branches_and_assigns_counts_every_example(train, unrolled
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(("slow_s", "unrolled"), [(0.0, 0), (1e9, 1)])
-def test_slow_steps_are_not_unrolled(train, monkeypatch, slow_s, unrolled):
-    monkeypatch.setattr(asynchronous_steps, "_STEPS_TO_UNROLL_FOR", 1)
+def test_slow_steps_are_not_unrolled(train, monkeypatch, traced, slow_s, unrolled):
     monkeypatch.setattr(asynchronous_steps, "_SLOW_STEP_S", slow_s)
-    original, traced = closure.Closure.function, []
-
-    def function(self: Any, unrolled: int = 1, num_steps: int | None = None) -> Any:
-        traced.append(num_steps)
-        return original(self, unrolled, num_steps)
-
-    monkeypatch.setattr(closure.Closure, "function", function)
     result, _ = train("trainer.epochs=3", "evaluation=none", "checkpoint=none", num_workers=1)
     assert result["steps"]["applied"] == 3 * STEPS
-    assert traced == [None] + [3] * unrolled
+    assert [num_steps for _, num_steps in traced] == [None] + [3] * unrolled
 
 
 @pytest.mark.thorough
