@@ -93,7 +93,7 @@ def run(start, nodes):
 def under_way(cluster, *names: str) -> None:
     """Waits for two checkpoints, and keeps the processes of all tasks in mind."""
     cluster.wait_for("checkpoint", 2)
-    cluster.tree.seen.update(cluster.task(name) for name in names or TASKS)
+    cluster.seen.update(cluster.task(name) for name in names or TASKS)
 
 
 def learned(cluster) -> None:
