@@ -23,7 +23,6 @@ PORT = 5000
 # Steps of two workers that mostly wait: a run that lasts until a fault is over leaves the processor to other tests.
 MOSTLY_WAITING = "cluster.slow_workers={0: 0.1, 1: 0.1}"
 TASKS = {"chief-0": 0, "ps-0": 1, "worker-0": 2, "worker-1": 3}  # of a cluster on a network, and each one's host
-FORK_SERVER = "psrun fork-server"  # its title
 
 
 class Cluster:
@@ -43,7 +42,7 @@ class Cluster:
     ) -> None:
         named = ("hydra.run.dir=", "hydra.sweep.dir=", "resume=")
         given = [argument.partition("=")[2].strip("'") for argument in arguments if argument.startswith(named)]
-        self.root, self.folder = root, Path(given[0]) if given else root / "run"
+        self.root, self.folder = root, root / (given[0] if given else "run")
         self._out = (root / "stdout").open("w+")
         self._err = (root / "stderr").open("w+")
         folder = [] if given or "-m" in arguments else [f"hydra.run.dir='{self.folder}'"]
@@ -147,20 +146,22 @@ class Cluster:
         """Makes a task hang."""
         return self._send(name, signal.SIGSTOP)
 
-    def lose_fork_server(self, signum: int) -> None:
-        """Kills or stops the fork server, if there is one."""
-        for child in psutil.Process(self.process.pid).children():
-            with contextlib.suppress(psutil.Error):
-                if child.cmdline()[:1] and child.cmdline()[0].startswith(FORK_SERVER):
-                    child.send_signal(signum)
-
     def _send(self, name: str, signum: int) -> psutil.Process:
         process = self.task(name)
         self.look(now=True)
         process.send_signal(signum)
         return process
 
-    # -- what must not be left
+    # -- how it must end, and what must not be left
+
+    def learned(self, num_steps: int) -> None:
+        """The run is whole: every step that was planned is applied, and the loss has fallen."""
+        result = self.result
+        assert (result["status"], result["exit_code"]) == ("completed", 0)
+        assert result["steps"]["applied"] >= result["steps"]["scheduled"] == num_steps
+        losses = [event["metrics"]["loss"] for event in self.events("epoch")]
+        assert losses[-1] < 0.5 * losses[0]
+        assert not (self.folder / ".tasks").exists()
 
     def look(self, *, now: bool = False) -> None:
         """Looks for new processes, if `now` or if it has not just been done: it reads all processes there are."""

@@ -142,8 +142,7 @@ def start(tmp_path):
         root = tmp_path / f"started{len(started)}"
         root.mkdir()
         resumes = any(each.startswith("resume=") for each in arguments)
-        given = [] if resumes else [f"hydra.sweep.dir={root / 'sweep'}"]
-        started.append(Sweep(root, *arguments, *given, real=real))
+        started.append(Sweep(root, *arguments, *([] if resumes else ["hydra.sweep.dir=sweep"]), real=real))
         return started[-1]
 
     yield run
