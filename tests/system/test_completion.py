@@ -31,7 +31,6 @@ def test_every_help_fits_on_a_screen(monkeypatch):
     ("line", "answers"),
     [
         ("psrun che", ["checkpoint", "checkpoint.", "checkpoint="]),
-        ("psrun partitioner=m", ["partitioner=max_size", "partitioner=min_size"]),
         ("psrun -m cluster=local cluster.num_p", ["cluster.num_ps="]),
         ("psrun checkpoint ", ["inspect", "verify", "diff"]),
         ("psrun checkpoint verify ru", ["runs/"]),

@@ -16,6 +16,7 @@ RUN = [
     "data.num_train_examples=2000", "data.num_eval_examples=200", "checkpoint.best_metric=val_loss",
     "checkpoint.best_mode=min", "cluster.restart.backoff_s=0",
 ]  # fmt: skip
+KEPT = [each for each in RUN if each.startswith(("trainer.", "data."))]  # on other clusters
 
 
 def test_every_checkpoint_is_evaluated_though_the_evaluator_is_killed(start):
@@ -75,8 +76,7 @@ def test_the_last_worker_is_set_aside_and_evaluates_whatever_becomes_of_it(start
 def test_one_of_the_workers_that_somebody_else_starts_is_set_aside(tasks):
     # The loss falls, which these rules take for the worse: the learning rate falls, then the run ends.
     rules = [f"{rule}.{key}" for rule in ("reduce_lr", "early_stopping") for key in ("metric=val_loss", "mode=max")]
-    kept = (each for each in RUN if each.startswith(("trainer.", "data.")))
-    given = [*kept, "evaluation=sidecar_thread", many_epochs(50), "reduce_lr.patience=1", *rules,
+    given = [*KEPT, "evaluation=sidecar_thread", many_epochs(50), "reduce_lr.patience=1", *rules,
              "early_stopping.patience=3", "cluster.slow_workers={0: 0.05}"]  # fmt: skip
     chief = tasks("chief-0", *given)
     shared = f"hydra.run.dir='{chief.folder}'"
@@ -92,8 +92,7 @@ def test_one_of_the_workers_that_somebody_else_starts_is_set_aside(tasks):
 
 
 def test_it_is_started_after_the_run_with_the_tutorials_tf_config(start):
-    kept = [each for each in RUN if each.startswith(("trainer.", "data."))]
-    given = [*kept, "trainer.epochs=2", "checkpoint.max_to_keep=9"]
+    given = [*KEPT, "trainer.epochs=2", "checkpoint.max_to_keep=9"]
     run = start("cluster=none", "evaluation=none", *given)
     assert run.end() == 0, run.stderr
     listed = {"cluster": {"evaluator": ["host7:2222"]}, "task": {"type": "evaluator", "index": 0}}
