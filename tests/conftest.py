@@ -29,6 +29,8 @@ for name in ("PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED"):
 process.prepare()
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a script: commands would inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # as under nohup
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 for name, value in IN_PROCESS.items():
     os.environ.setdefault(name, value)
 

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
+from outcomes import events
 from support import STEPS
+
+from psrun.results.run_folder import RunFolder
 
 BACKUP = "{{_target_: tf_keras.callbacks.BackupAndRestore, backup_dir: '{}/backup', save_freq: {}}}"
 DIES = "{{_target_: user_code.Dies, epoch: {}}}"
-
-
-def events(folder, kind):
-    lines = map(json.loads, (folder.path / "metrics.jsonl").read_text().splitlines())
-    return [event for event in lines if event["event"] == kind]
 
 
 @pytest.mark.thorough
@@ -33,8 +29,8 @@ def test_a_restarted_fit_resumes_where_its_backup_is(train, tmp_path, cluster, d
     order = [backup, DIES.format(1)] if dies == "after" else [DIES.format(2), backup]
     with pytest.raises(KeyboardInterrupt):
         train(*given, f"trainer.callbacks=[{','.join(order)}]")
-    (folder,) = _run_folders(tmp_path)
-    result, folder = train(*given, f"trainer.callbacks=[{backup}]", into=folder)
+    (path,) = tmp_path.glob("run*")
+    result, folder = train(*given, f"trainer.callbacks=[{backup}]", into=RunFolder(path))
     assert result["steps"] == {"applied": 3 * STEPS, "scheduled": 3 * STEPS, "repeated": 0}
     assert [event["step"] for event in events(folder, "restored")] == [restored]
     done = [(event["epoch"], event["step"]) for event in events(folder, "epoch")]
@@ -43,9 +39,3 @@ def test_a_restarted_fit_resumes_where_its_backup_is(train, tmp_path, cluster, d
     if cluster == "none":
         whole, _ = train(*given, "trainer.callbacks=[]")
         assert result["metrics"] == pytest.approx(whole["metrics"], rel=1e-5)
-
-
-def _run_folders(path):
-    from psrun.results.run_folder import RunFolder
-
-    return [RunFolder(each) for each in sorted(path.glob("run*"))]

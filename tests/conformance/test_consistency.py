@@ -2,43 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+import sys
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
-from support import TABLED, variables
+import tensorflow as tf
+from outcomes import check_equal
+from support import REPOSITORY, TABLED, variables
 
 from psrun.checkpoint.store import Store
+from psrun.closures.input_streams import DealtInput
+from psrun.closures.slow_workers import wait
+from psrun.closures.training_closures import TrainingClosures
+from psrun.cluster import inprocess, strategy
+from psrun.config import choices
 
 pytestmark = pytest.mark.inprocess
 
 SMALL = ("trainer.epochs=2", "trainer.steps_per_epoch=20", "trainer.steps_per_execution=2", "evaluation=exact")
 
 
-@dataclass
-class Observed:
-    """What the closures of rounds have seen when they began.
+def observed(distribution, num_rounds, slow_s, delay=0) -> Any:
+    """Counts on the parameter server; each worker's rounds of ten updates take 2 ms, those of worker 0 `slow_s`.
 
-    Attributes:
-      schedule: schedules round `number` of `num_rounds`.
-      gap: the largest number of rounds that a worker had done more than the slowest.
-      early: rounds that began before all rounds `delay` earlier were done.
-      done: rounds by worker.
+    `gap`: the largest number of rounds that a worker had done more than the slowest; `early`: rounds that began before
+    all rounds `delay` earlier were done; `done`: rounds by worker.
     """
-
-    schedule: object
-    gap: object
-    early: object
-    done: object
-    updates: object
-
-
-def observed(distribution, num_rounds, slow_s, delay=0):
-    """Counts on the parameter server; each worker's rounds of ten updates take 2 ms, those of worker 0 `slow_s`."""
-    import tensorflow as tf
-
-    from psrun.closures.slow_workers import wait
-
     num_workers = distribution.num_workers
     with tf.device("/job:ps/replica:0/task:0/device:CPU:0"):
         by_worker = tf.Variable(tf.zeros([num_workers], tf.int32))
@@ -65,23 +57,17 @@ def observed(distribution, num_rounds, slow_s, delay=0):
 
     one = one.get_concrete_function(tf.TensorSpec([], tf.int32))
     schedule = lambda closures, number: closures.schedule(one, (tf.constant(number),))  # noqa: E731
-    return Observed(schedule, gap, early, by_worker, updates)
+    return SimpleNamespace(schedule=schedule, gap=gap, early=early, done=by_worker, updates=updates)
 
 
 @pytest.fixture
 def three_workers():
-    from psrun.cluster import inprocess, strategy
-    from psrun.config import choices
-
     spec = inprocess.start(num_workers=3, num_ps=1)
     return strategy.parameter_servers(spec, choices.NoPartitioner("none"))
 
 
 @pytest.mark.thorough
 def test_no_bound_is_broken_in_ten_thousand_updates_with_a_slow_worker(three_workers):
-    from psrun.closures.training_closures import TrainingClosures
-    from psrun.config import choices
-
     num_rounds = 1000
     for mode, delay in (
         (choices.StaleSynchronous("ssp", staleness=2), 0),
@@ -136,8 +122,7 @@ def test_synchronous_training_is_that_of_one_process_with_the_batches_of_all_wor
     result, folder = train(*run, *more, "consistency=sync", "trainer.steps_per_execution=1")
     own = [override for override in more if "audit" not in override and "partitioner" not in override]
     _, alone = train(*run, *own, "cluster=none", "data.global_batch_size=16", "trainer.steps_per_execution=5")
-    for name, value in variables(alone).items():
-        np.testing.assert_allclose(variables(folder)[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
+    check_equal(variables(folder), variables(alone), rtol=1e-5, atol=1e-6)
     assert result["steps"] == {"applied": 50, "scheduled": 50, "repeated": 0}
     assert result["consistency"]["gradients_applied"] == 100
     assert (result["staleness"]["updates"], result["staleness"]["histogram"]) == (50, [[0, 50]])
@@ -191,8 +176,6 @@ def test_steps_and_loops_of_users_are_synchronous_too(train, own):
 
 
 def test_batches_that_were_not_applied_come_first():
-    from psrun.closures.input_streams import DealtInput
-
     dealt = DealtInput(lambda: None, 12, again=[3, 7])
     assert [int(dealt._number(np.int64(place))) for place in range(4)] == [3, 7, 12, 13]
     assert (dealt.next_number, dealt.left) == (12, [3, 7])
@@ -202,3 +185,37 @@ def test_batches_that_were_not_applied_come_first():
     assert (dealt.next_number, dealt.left) == (14, [3, 12])
     assert [int(dealt.deal(1)["place"]) for _ in range(3)] == [0, 2, 4]
     assert (dealt.next_number, dealt.left) == (15, [])
+
+
+# -- a mode of the user's, which adds a stage from outside the package
+
+
+SHORT = ("model=dense", "optimizer=sgd", "trainer.epochs=1", "trainer.steps_per_epoch=3", "evaluation=none")
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """The mode of the guide, in a user's project."""
+    page = (REPOSITORY / "docs/guides/consistency.md").read_text(encoding="utf-8")
+    files = dict(re.findall(r"^```\w+\n# (\S+)\n(.*?)^```", page, flags=re.DOTALL | re.MULTILINE))
+    assert len(files) == 3
+    for name, text in files.items():
+        path = tmp_path / "project" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path / "project")
+    yield f"hydra.searchpath=[file://{tmp_path}/project/myconf]", "consistency=damped"
+    for name in [name for name in sys.modules if name.startswith("damped")]:
+        del sys.modules[name]
+
+
+def test_a_consistency_mode_from_outside_the_package_trains(train, project):
+    """Half of each gradient is half of the learning rate, for SGD."""
+    rate = "optimizer.learning_rate"
+    result, folder = train(*SHORT, *project, f"{rate}=0.2", num_workers=1)
+    assert (result["consistency"]["mode"], result["consistency"]["factor"]) == ("damped", 0.5)
+    _, expected = train(*SHORT, f"{rate}=0.1", num_workers=1)
+    held = variables(folder)
+    for name, value in variables(expected).items():
+        if np.size(value) > 1:
+            np.testing.assert_allclose(held[name], value, rtol=1e-5, atol=1e-7, err_msg=name)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+import tf_keras
+from outcomes import events
 from support import STEPS, flipped, truncated
 
 from psrun.checkpoint import commands
+from psrun.checkpoint.checkpoints import Checkpoints
 from psrun.checkpoint.store import Store
 from psrun.errors import CheckpointError, ExitCode
 from psrun.results.run_folder import RunFolder
+from psrun.training import callbacks
+from psrun.training.actions import Saves
 
 TRAINERS = ("fit", "custom_loop")
 
@@ -31,11 +35,6 @@ def rewind(folder: RunFolder, step: int) -> None:
     for each in store.steps():
         if each > step:
             store._remove(each)
-
-
-def events(folder: RunFolder, kind: str) -> list[dict]:
-    lines = (folder.path / "metrics.jsonl").read_text().splitlines()
-    return [event for event in map(json.loads, lines) if event["event"] == kind]
 
 
 DELAYED = ("consistency=simulated", "consistency.mean=2")
@@ -158,9 +157,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_set_aside(train):
     pieces = ("cluster=inprocess", "partitioner=fixed_shards", "evaluation=none")
     _, folder = train(*pieces)
     data = max(folder.checkpoints.glob(f"ckpt-{2 * STEPS}.data-*"), key=lambda file: file.stat().st_size)
-    held = bytearray(data.read_bytes())
-    held[len(held) // 2] ^= 1
-    data.write_bytes(held)
+    flipped(data)
     result, _ = train(*pieces, into=RunFolder.take_over(folder.path))
     assert events(folder, "restored")[-1]["step"] == STEPS
     assert "ckpt-24 is damaged" in events(folder, "warning")[-1]["message"]
@@ -209,8 +206,6 @@ def test_a_full_disk_ends_the_command_with_one_line_that_names_the_folder(psrun,
 
 @pytest.mark.thorough
 def test_a_checkpoint_that_is_complete_survives_what_goes_wrong_after_it(train, monkeypatch):
-    from psrun.checkpoint.checkpoints import Checkpoints
-
     def full(*arguments):
         raise OSError(28, "No space left on device")
 
@@ -227,8 +222,6 @@ def test_a_checkpoint_that_is_complete_survives_what_goes_wrong_after_it(train, 
 
 @pytest.mark.thorough
 def test_another_learning_rate_holds_from_the_resume_on(train, monkeypatch):
-    from psrun.training.actions import Saves
-
     rates: list[float] = []
     at_end = Saves.at_end
 
@@ -253,10 +246,6 @@ def test_another_learning_rate_holds_from_the_resume_on(train, monkeypatch):
 
 @pytest.mark.thorough
 def test_a_callback_that_stops_in_an_epoch_that_was_cut_stops(train, monkeypatch):
-    import tf_keras
-
-    from psrun.training import callbacks
-
     class Stops(tf_keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
             self.model.stop_training = True

@@ -8,15 +8,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from support import run_config
 
-from psrun.data import commands, synthesis
+from psrun.data import commands, load, synthesis
+from psrun.data.criteo import Criteo
 from psrun.errors import ConfigError, ExitCode
+from psrun.models.model import prepared
 
 pytestmark = pytest.mark.tensorflow
 
 READ = ("data=criteo", "data._target_=psrun.data.criteo.Criteo")
-GOOD = "\t".join(["1", *(str(number) for number in range(13)), *(f"{number:08x}" for number in range(26))])
 
 
 def synthesize(folder: Path, num_examples: int = 500, **options) -> Path:
@@ -25,29 +27,13 @@ def synthesize(folder: Path, num_examples: int = 500, **options) -> Path:
     return folder
 
 
-def as_csv_reads_it(files: list[Path]) -> list[list[str]]:
-    return [row for file in files for row in csv.reader(file.open(), delimiter="\t")]
-
-
-def all_of(dataset) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    batches = list(dataset.as_numpy_iterator())
-    features = {name: np.concatenate([batch[0][name] for batch in batches]) for name in batches[0][0]}
-    return features, np.concatenate([batch[1] for batch in batches])
-
-
-def criteo(path, **options):
-    from psrun.data.criteo import Criteo
-
-    return Criteo(path=str(path), **options)
-
-
 def test_a_vocabulary_is_counted_and_used(tmp_path, capsys):
     folder = synthesize(tmp_path / "synthetic")
     words = tmp_path / "words"
     arguments = ["vocabulary", str(folder / "train-*"), str(words), "--min-count", "2", "--num-buckets", "16"]
     assert commands.main(arguments) == ExitCode.DONE
     assert f"data.vocabulary={words}" in capsys.readouterr().out.replace("\n", "")
-    read = as_csv_reads_it(sorted(folder.glob("train-*")))
+    read = [row for file in sorted(folder.glob("train-*")) for row in csv.reader(file.open(), delimiter="\t")]
     categories = json.loads((words / "vocabulary.json").read_text())["categories"]
     for index in range(26):
         values = [row[14 + index] for row in read]
@@ -60,13 +46,11 @@ def test_a_vocabulary_is_counted_and_used(tmp_path, capsys):
     with pytest.raises(ConfigError, match="is not empty"):
         commands.main(arguments)
 
-    from psrun.models.model import prepared
-
-    source = criteo(folder / "train-*", eval_path=str(folder / "eval.tsv"), vocabulary=str(words))
+    source = Criteo(path=f"{folder}/train-*", eval_path=f"{folder}/eval.tsv", vocabulary=str(words))
     preprocessing, num_ids = prepared(source)
     lines = (words / "C3.txt").read_text().splitlines()
     assert num_ids["C3"] == len(lines) + 1
-    features, _ = all_of(source.evaluation(batch_size=200))
+    ((features, _),) = source.evaluation(batch_size=200).as_numpy_iterator()
     ids = preprocessing(features)["C3"].numpy()[:, 0]
     known = {value.encode(): 1 + place for place, value in enumerate(lines)}
     assert ids.tolist() == [known.get(value, 0) for value in features["C3"][:, 0]]
@@ -75,10 +59,6 @@ def test_a_vocabulary_is_counted_and_used(tmp_path, capsys):
 @pytest.mark.thorough
 def test_a_vocabulary_belongs_to_the_run(train, tmp_path):
     """An export has it within; a run does not go on with another one."""
-    import tensorflow as tf
-
-    from psrun.data import load
-
     folder = synthesize(tmp_path / "synthetic")
     for name, seed in (("words", "1"), ("others", "2")):
         arguments = ["vocabulary", str(folder / "train-*"), str(tmp_path / name), "--seed", seed]
@@ -90,7 +70,9 @@ def test_a_vocabulary_belongs_to_the_run(train, tmp_path):
     result, run = train(*pieces, f"data.vocabulary={tmp_path}/words", "export.at_end=true")
     (tmp_path / "words").rename(tmp_path / "moved")
     serve = tf.saved_model.load(result["export"]).signatures["serving_default"]
-    features, label = next(iter(criteo(folder / "train-*", eval_path=f"{folder}/eval.tsv").evaluation(batch_size=200)))
+    features, label = next(
+        iter(Criteo(path=f"{folder}/train-*", eval_path=f"{folder}/eval.tsv").evaluation(batch_size=200))
+    )
     predictions = serve(**features)["prediction"]
     loss = tf.keras.losses.BinaryCrossentropy()(label, predictions)
     assert float(loss) == pytest.approx(result["metrics"]["val_loss"], rel=1e-4)

@@ -5,8 +5,10 @@ The oracle is what was written or generated, as lists. A source is created once 
 
 from __future__ import annotations
 
+import gzip
+import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +16,29 @@ import numpy as np
 import pytest
 import table_files
 import tensorflow as tf
-from example_ids import AsOthersHaveIt
+from example_ids import AsOthersHaveIt, InFiles, Numbered
 from pyarrow import ipc
+from support import run_config
+from tensorflow.python.data.experimental.ops import distribute
 
-from psrun.data import synthesis
+from psrun.config.run_config import RunConfig
+from psrun.data import autoshard, synthesis
 from psrun.data.criteo import CATEGORIES, Criteo
 from psrun.data.fashion_mnist import FashionMnist
-from psrun.data.features import HeroFeatures
+from psrun.data.features import VOCABULARY, HeroFeatures
+from psrun.data.flights import Flights, late, load, split
 from psrun.data.lists import of_lengths
 from psrun.data.regression import Regression
-from psrun.data.source import ArraySource, DataSource, Feature, endless, evaluation_batches, trains_by_number
+from psrun.data.source import (
+    ArraySource,
+    DataSource,
+    Feature,
+    converted_batches,
+    endless,
+    evaluation_batches,
+    gathering,
+    trains_by_number,
+)
 
 pytestmark = pytest.mark.tensorflow
 
@@ -291,3 +306,156 @@ def test_prepared_rows_of_several_record_batches_are_read_in_any_order(tmp_path,
     case = of_files("parquet")(tmp_path)
     rows = table_files.examples(case.source.train(batch_size=BATCH, seed=seed(1)).take(NUM_TRAIN // BATCH))
     assert in_any_order(rows) == in_any_order(case.train)
+
+
+# -- arrays
+
+
+def rows_of(lists) -> list[list]:
+    return [part.tolist() for part in np.split(lists.values, lists.splits[1:-1])]
+
+
+def test_lists_of_several_columns_are_gathered_together():
+    rng, size = np.random.default_rng(2), 6
+    lengths = [rng.integers(3, size=size) for _ in range(4)]
+    columns = {
+        "a": of_lengths(rng.integers(9, size=lengths[0].sum()), lengths[0]),
+        "b": of_lengths(rng.integers(9, size=lengths[1].sum()), lengths[1]),
+        "x": of_lengths(rng.random(lengths[2].sum()).astype(np.float32), lengths[2]),
+        "word": of_lengths(rng.choice(np.array(["ant", "bee"], object), size=lengths[3].sum()), lengths[3]),
+        "none": of_lengths(np.zeros(0, object), np.zeros(size)),
+        "pairs": of_lengths(np.arange(2 * size), np.full(size, 2)),
+        "words": of_lengths(np.array(list("abcdef"), object), np.ones(size, np.int64)),
+    }
+    rows = np.array([5, 0, 0, 3])
+    gather = gathering((columns, np.arange(size)))
+    for gathered, label in (gather(tf.constant(rows)), tf.function(gather)(tf.constant(rows))):
+        np.testing.assert_array_equal(label, rows)
+        for name, column in columns.items():
+            expected = [rows_of(column)[row] for row in rows]
+            values = [[word.encode() for word in each] for each in expected] if name.startswith("word") else expected
+            assert gathered[name].to_list() == values
+            assert gathered[name].shape == (4, None)
+            assert gathered[name].row_splits.dtype == tf.int64
+    of_any_number = tf.function(gather, input_signature=[tf.TensorSpec([None], tf.int64)])
+    assert of_any_number(tf.constant(rows))[0]["pairs"].to_list() == [[10, 11], [0, 1], [0, 1], [6, 7]]
+
+
+def test_batches_are_converted_where_they_are_read_unless_a_source_changes_them():
+    class Doubled(ArraySource):
+        def read(self, batches: tf.data.Dataset) -> tf.data.Dataset:
+            return super().read(batches).map(lambda number, numbers, batch: (number, numbers, (batch[0], 2 * batch[1])))
+
+    class Later(ArraySource):
+        def batches(self, *arguments: object) -> tf.data.Dataset:
+            return (
+                super().batches(*arguments).map(lambda number, numbers, batch: (number, numbers, (batch[0], -batch[1])))
+            )
+
+    examples = {"x": np.arange(8.0, dtype=np.float32)[:, np.newaxis]}, np.arange(1, 9)
+    labels = {}
+    for kind in (ArraySource, Doubled, Later):
+        source = kind(features={"x": Feature((1,), tf.float32)}, task="multiclass", num_classes=9, train=examples,
+                      evaluation=examples)  # fmt: skip
+        order = source.order(4)
+        dataset = converted_batches(
+            source, endless(3), order, seed(1), lambda number, numbers, batch: (number, batch[1])
+        )
+        (number, label), (next_number, _) = dataset.take(2)
+        assert (number, next_number) == (3, 4)
+        labels[kind] = label.numpy()
+        _, trained = next(iter(source.train(batch_size=4, seed=seed(1)).skip(3)))
+        np.testing.assert_array_equal(trained, label)
+        np.testing.assert_array_equal(
+            abs(label) // (2 if kind is Doubled else 1), order.numbers(number, seed(1)).numpy() + 1
+        )
+    np.testing.assert_array_equal(labels[Doubled], 2 * labels[ArraySource])
+    np.testing.assert_array_equal(labels[Later], -labels[ArraySource])
+
+
+# -- what is special about the sources of psrun
+
+
+def test_hero_features_are_labelled_by_the_avenger():
+    source = HeroFeatures(num_train_examples=300, num_eval_examples=50, seed=4)
+    for features, label in source.train(batch_size=64, seed=seed(1)).take(6).as_numpy_iterator():
+        assert features["features"].shape == (64, 3)
+        assert set(features["features"].ravel()) <= {name.encode() for name in VOCABULARY}
+        np.testing.assert_array_equal(label[:, 0], (features["features"] == b"avenger").any(axis=1))
+
+
+@pytest.fixture
+def idx_folder(tmp_path):
+    images = np.arange(5 * 28 * 28, dtype=np.uint8).reshape(5, 28, 28)
+    labels = np.arange(5, dtype=np.uint8)
+    for name, array in (("train-images-idx3-ubyte", images), ("train-labels-idx1-ubyte", labels),
+                        ("t10k-images-idx3-ubyte", images), ("t10k-labels-idx1-ubyte", labels)):  # fmt: skip
+        header = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape)
+        (tmp_path / f"{name}.gz").write_bytes(gzip.compress(header + array.tobytes()))
+    return tmp_path
+
+
+def test_fashion_mnist_reads_idx_and_npz_alike(idx_folder, tmp_path_factory):
+    ((features, label),) = FashionMnist(path=str(idx_folder)).evaluation(batch_size=5).as_numpy_iterator()
+    assert features["image"].shape == (5, 28, 28, 1)
+    assert features["image"].max() == 1.0
+    path = tmp_path_factory.mktemp("npz") / "f.npz"
+    images = (features["image"][..., 0] * 255).astype(np.uint8)
+    np.savez(path, x_train=images, y_train=label, x_test=images, y_test=label)
+    ((again, _),) = FashionMnist(path=str(path)).evaluation(batch_size=5).as_numpy_iterator()
+    np.testing.assert_array_equal(again["image"], features["image"])
+
+
+def test_flights_are_split_by_time_and_none_is_lost():
+    source, known = Flights(eval_fraction=0.2), load()[0]
+    assert source.facts == {"num_rows": 336776, "num_rows_left_out": 9430}
+    assert source.num_train_examples + source.num_eval_examples == 336776 - 9430
+    train, evaluation = split(known, 0.2)
+    last, first = (part[["month", "day", "hour", "minute"]].to_records(index=False)[i] for part, i in
+                   ((train, -1), (evaluation, 0)))  # fmt: skip
+    assert tuple(last) <= tuple(first)
+    ((features, label),) = source.evaluation(batch_size=source.num_eval_examples).as_numpy_iterator()
+    assert label.sum() == late(evaluation).sum()
+    assert [value.decode() for value in features["tailnum"][:5, 0]] == evaluation["tailnum"].tolist()[:5]
+    np.testing.assert_array_equal(features["flight"][:, 0], evaluation["flight"])
+    ((features, _),) = source.train(batch_size=200000, seed=seed(1)).take(1).as_numpy_iterator()
+    distance = source.features["distance"]
+    assert abs(features["distance"].mean() - distance.mean) < 0.05 * distance.deviation
+
+
+def test_flights_to_choose_options_by_leave_the_test_part_alone():
+    whole, choosing = Flights(eval_fraction=0.2), Flights(eval_fraction=0.2, evaluate_on="validation")
+    assert choosing.num_train_examples + choosing.num_eval_examples == whole.num_train_examples
+
+
+# -- how workers that do every step together share the data; see tests/system/test_synchronous.py
+
+TOGETHER = ("cluster=multi_worker_mirrored", "trainer=fit", "model=dense")
+
+
+def policy(source: DataSource, asked: str | None, run: RunConfig | None = None) -> str | None:
+    run = run or run_config(*TOGETHER)
+    run = replace(run, data=replace(run.data, sharding=asked))
+    return autoshard.policy(run, lambda: source.train(batch_size=20, seed=seed(1)))
+
+
+def test_what_is_not_chosen_is_as_tensorflow_does_it(tmp_path):
+    files, numbers = InFiles(folder=str(tmp_path)), Numbered()
+    assert [policy(files, asked) for asked in (None, "auto", "file", "data", "off")] == [
+        "file", "file", "file", "data", "off"
+    ]  # fmt: skip
+    assert [policy(numbers, asked) for asked in (None, "auto", "data", "off")] == ["data", "data", "data", "off"]
+    chosen = InFiles(folder=str(tmp_path), policy="DATA")
+    assert [policy(chosen, asked) for asked in (None, "auto", "off")] == ["data", "file", "off"]
+    assert policy(files, None, run_config("cluster=local", "model=dense")) is None
+
+
+def test_tensorflows_message_about_too_few_files_is_understood(tmp_path):
+    """The message is the only sign of it."""
+    dataset = autoshard.applied(InFiles(folder=str(tmp_path), num_files=2).train(batch_size=20, seed=seed(1)), "file")
+    with pytest.raises(tf.errors.InvalidArgumentError) as raised:
+        next(iter(distribute._AutoShardDataset(dataset, 3, 0)))
+    problem = autoshard.too_few_files(str(raised.value))
+    assert problem is not None
+    assert "fewer files than the 3 workers" in problem.message
+    assert autoshard.too_few_files("something else") is None

@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
+import tf_keras
+from embeddings import Basket, basket
+from outcomes import check_equal
 from support import HARNESS, SAME, run_config
 
+from psrun.checkpoint import commands
+from psrun.checkpoint.compare import compare
+from psrun.checkpoint.logical import LogicalCheckpoint
+from psrun.checkpoint.manifest import Contents
+from psrun.checkpoint.store import Store
+from psrun.cluster import strategy
 from psrun.data import load
 from psrun.errors import ExitCode, NonFiniteLossError, PsrunError
+from psrun.layers import EmbeddingCollection, Table
 from psrun.layers.layout import RowOrder
+from psrun.layers.stack import Stack, arranged_for
+from psrun.optimizers.sparse import LazyAdam
+from psrun.program.stacks import collections
+from psrun.results.run_folder import RunFolder
 from psrun.roles import planner
 
 MODEL = (
@@ -20,18 +36,12 @@ MODEL = (
     "data.global_batch_size=8", "evaluation=none", "model._target_=embeddings.basket", "optimizer=lazy_adam",
 )  # fmt: skip
 TABLES = {"item", "shop", "city", "brand"}
-TESTS = HARNESS
-OF_EARLIER = TESTS / "data" / "checkpoints_0_1_0"
+OF_EARLIER = HARNESS / "data" / "checkpoints_0_1_0"
 pytestmark = pytest.mark.inprocess
 
 
 @pytest.mark.parametrize("num_servers", [1, 3, 20])
 def test_positions_are_those_of_the_layout(num_servers):
-    import tensorflow as tf
-
-    from psrun.layers import Table
-    from psrun.layers.stack import Stack, arranged_for
-
     tables = (Table("a", ("x", "y"), 100, 4), Table("b", ("z",), 37, 4, spread=False), Table("c", ("w",), 3, 4))
     stack = Stack("s", tables, "error", False)
     with arranged_for(num_servers):
@@ -53,60 +63,11 @@ def test_positions_are_those_of_the_layout(num_servers):
         assert by_table[table.name] <= rows
 
 
-@pytest.mark.parametrize(("deduplicate", "oov"), [(True, "error"), (False, "row")])
-def test_rows_and_gradients_are_those_of_single_tables(deduplicate, oov):
-    import tensorflow as tf
-
-    from psrun.layers import EmbeddingCollection, Table
-
-    rng = np.random.default_rng(1)
-    tables = [Table("a", ("x", "y"), 20, 4), Table("b", ("z",), 9, 4), Table("c", ("w",), 9, 2)]
-    ids = {"x": rng.integers(20, size=(6, 1)), "y": rng.integers(20, size=(6, 3)), "z": rng.integers(9, size=(6, 1))}
-    ids = {name: tf.constant(value) for name, value in {**ids, "w": rng.integers(9, size=(6, 2))}.items()}
-    results = {}
-    for stack in (True, False):
-        layer = EmbeddingCollection(tables, stack=stack, deduplicate=deduplicate, oov=oov)
-        layer.build(None)
-        for index, table in enumerate(tables):
-            values = np.random.default_rng(index).normal(size=(RowOrder.of(table.num_ids + 1).num_rows, table.dim))
-            _assign(layer, table.name, values)
-        with tf.GradientTape() as tape:
-            rows = layer(ids)
-            loss = tf.add_n([tf.reduce_sum(each**2) for each in rows.values()])
-        gradients = [tf.convert_to_tensor(each) for each in tape.gradient(loss, layer.trainable_variables)]
-        results[stack] = rows, sum(float(tf.reduce_sum(each)) for each in gradients)
-        assert len(gradients) == (2 if stack else 3)
-        clone = EmbeddingCollection.from_config(layer.get_config())
-        assert clone.get_config() == layer.get_config()
-    assert {name: each.shape for name, each in results[True][0].items()} == {
-        name: (*value.shape, 2 if name == "w" else 4) for name, value in ids.items()
-    }
-    for name, rows in results[True][0].items():
-        np.testing.assert_array_equal(rows, results[False][0][name])
-    assert results[True][1] == pytest.approx(results[False][1], rel=1e-5)
-
-
-def _assign(layer: Any, name: str, values: np.ndarray) -> None:
-    """Gives the first rows of a table the first of these values, however it is stored."""
-    for stack in layer.stacks:
-        for index, table in enumerate(stack.tables):
-            if table.name != name:
-                continue
-            blocks = [(0, 0, stack.num_rows)] if stack.layout is None else [
-                (block.offset, block.first, block.num_rows) for block in stack.layout.blocks(index)
-            ]  # fmt: skip
-            for offset, first, count in blocks:
-                stack.variable[offset : offset + count].assign(values[first : first + count].astype(np.float32))
-
-
 def test_a_cluster_trains_stacks_as_one_process_trains_single_tables(train, capsys, monkeypatch):
     """One worker applies the same steps in the same order; the checkpoints compare by table, slots included.
 
     The plan names the tables, and counts them as the run does.
     """
-    from psrun.checkpoint import commands
-    from psrun.checkpoint.compare import compare
-
     folders = []
     for stack, pieces in (("false", ["cluster=none"]), ("auto", ["cluster=inprocess", "partitioner=none"])):
         result, folder = train(*MODEL, f"+model.stack={stack}", *pieces, num_workers=1)
@@ -131,8 +92,7 @@ def test_a_cluster_trains_stacks_as_one_process_trains_single_tables(train, caps
     assert {f"{slot}{name}/embeddings" for slot in ("", "m/", "v/") for name in TABLES} < set(comparison)
     assert not any("only in" in row.differs or " is " in row.differs for row in comparison.values())
     held = [_values(folder) for folder in folders]
-    for name, values in held[0].items():
-        np.testing.assert_allclose(held[1][name], values, **SAME, err_msg=name)
+    check_equal(held[1], held[0], **SAME)
 
     monkeypatch.setenv("COLUMNS", "200")
     shown = []
@@ -155,10 +115,6 @@ def _placed(rows: Any) -> set[tuple[Any, ...]]:
 
 def _values(folder: Any) -> dict[str, np.ndarray]:
     """All values in the newest checkpoint of a run, by name."""
-    import tensorflow as tf
-
-    from psrun.checkpoint.store import Store
-
     store = Store(folder.checkpoints)
     held, reader = store.manifest(store.steps()[0]), tf.train.load_checkpoint(store.prefix(store.steps()[0]))
     return {name: reader.get_tensor(key) for name, key in held.contents.keys.items()}
@@ -166,18 +122,6 @@ def _values(folder: Any) -> dict[str, np.ndarray]:
 
 def test_every_layout_restores_every_other_bit_by_bit(cluster_spec, tmp_path):
     """From one layout to the next and back to the first, with all slots; each then takes the same step."""
-    import contextlib
-
-    import tensorflow as tf
-    import tf_keras
-    from embeddings import Basket, basket
-
-    from psrun.checkpoint.logical import LogicalCheckpoint
-    from psrun.checkpoint.manifest import Contents
-    from psrun.cluster import strategy
-    from psrun.layers.stack import arranged_for
-    from psrun.optimizers.sparse import LazyAdam
-
     batch = next(iter(Basket().train(batch_size=32, seed=tf.constant(1, tf.int64))))
     sharded = strategy.parameter_servers(cluster_spec[1], run_config("partitioner=fixed_shards").partitioner).strategy
     before: tuple[str, Contents] | None = None
@@ -214,17 +158,13 @@ def test_every_layout_restores_every_other_bit_by_bit(cluster_spec, tmp_path):
         held = {name: reader.get_tensor(key) for name, key in checkpoint.keys.items()}
         assert {f"{slot}{name}/embeddings" for slot in ("", "m/", "v/") for name in TABLES} < set(held)
         assert np.abs(held["m/item/embeddings"]).max() > 0
-        for name, value in (values or held).items():
-            np.testing.assert_array_equal(held[name], value, err_msg=f"{name} after {chain[number]}")
+        check_equal(held, values)
         values, before = held, (path, Contents.of("LazyAdam", [], checkpoint.keys))
 
 
 @pytest.mark.thorough
 def test_a_run_of_psrun_0_1_0_is_resumed(train, tmp_path):
     """It wrote a checkpoint after 6 steps with two shards a table, and resumed from it until step 12."""
-    from psrun.checkpoint.compare import compare
-    from psrun.results.run_folder import RunFolder
-
     folder = RunFolder.create(tmp_path / "earlier", raw={})
     folder.checkpoints.mkdir(parents=True)
     for file in OF_EARLIER.glob("ckpt-6.*"):
@@ -263,26 +203,14 @@ def test_collections_with_different_optimizers_train_as_single_tables(train):
     result, stacked = train(*own, "+model.stack=true", "cluster=inprocess", num_workers=1)
     assert result["steps"]["applied"] == 24
     expected, held = _values(folder), _values(stacked)
-    for name, values in expected.items():
-        np.testing.assert_allclose(held[name], values, **SAME, err_msg=name)
+    check_equal(held, expected, **SAME)
     # The other optimizer has trained the other tables: the slots of the run's optimizer for them are as at the start.
     slots = {name: held[f"accumulator/{name}/embeddings"] for name in TABLES}
     assert {name for name, slot in slots.items() if len(np.unique(slot)) > 1} == {"item", "shop"}
     assert all(np.abs(held[f"{name}/embeddings"] - 1).max() > 0.01 for name in TABLES)
 
 
-def test_ids_of_a_stack_fit_in_int32():
-    from psrun.layers import EmbeddingCollection, Table
-
-    tables = [Table(name, (name,), 900_000_000, 1) for name in "abcd"]
-    layer = EmbeddingCollection(tables, stack=True)
-    assert [[table.name for table in stack.tables] for stack in layer.stacks] == [["a", "b"], ["c", "d"]]
-
-
 def test_a_stack_is_not_taken_for_one_with_a_longer_name():
-    from psrun.layers import EmbeddingCollection, Table
-    from psrun.layers.stack import arranged_for
-
     tables = [Table("a", ("x",), 8, 2), Table("b", ("y",), 8, 2)]
     with arranged_for(1):
         (stack,) = EmbeddingCollection(tables, name="t").stacks
@@ -294,9 +222,10 @@ def test_a_stack_is_not_taken_for_one_with_a_longer_name():
     assert not stack.holds("m/t/stack_2_of_a/embeddings", ())
 
 
-def test_tables_above_the_limit_stay_alone():
-    from psrun.layers import EmbeddingCollection, Table
-
+def test_ids_of_a_stack_fit_in_int32_and_tables_above_the_limit_stay_alone():
+    tables = [Table(name, (name,), 900_000_000, 1) for name in "abcd"]
+    layer = EmbeddingCollection(tables, stack=True)
+    assert [[table.name for table in stack.tables] for stack in layer.stacks] == [["a", "b"], ["c", "d"]]
     tables = [Table(name, (name,), size, 4) for name, size in (("a", 10), ("b", 100), ("c", 20))]
     layer = EmbeddingCollection(tables, max_stacked_table_bytes=100 * 4 * 4 - 1)
     assert [[table.name for table in stack.tables] for stack in layer.stacks] == [["a", "c"], ["b"]]
@@ -304,28 +233,16 @@ def test_tables_above_the_limit_stay_alone():
 
 def test_weights_that_keras_saves_fit_every_layout(cluster_spec, tmp_path):
     """A callback of Keras saves by its own way, and a network of another layout loads that."""
-    from embeddings import Basket, basket
-
-    from psrun.cluster import strategy
-    from psrun.program.stacks import collections
-
     sharded = strategy.parameter_servers(cluster_spec[1], run_config("partitioner=none").partitioner).strategy
     with sharded.scope():
         network = basket(Basket(), stack=True)
     (layer,) = collections(network)
     values = np.random.default_rng(2).normal(size=(RowOrder.of(300).num_rows, 3)).astype(np.float32)
-    rows = layer.stacks[0].layout.blocks(0)
-    for block in rows:
+    for block in layer.stacks[0].layout.blocks(0):
         shard = layer.stacks[0].variable.variables[block.shard]
-        part = values[block.first : block.first + block.num_rows]
-        shard.scatter_update(_slices(part, block.offset))
+        places = tf.range(block.offset, block.offset + block.num_rows)
+        shard.scatter_update(tf.IndexedSlices(values[block.first : block.first + block.num_rows], places))
     network.save_weights(str(tmp_path / "weights"))
     alone = basket(Basket(), stack=False)
     alone.load_weights(str(tmp_path / "weights")).assert_existing_objects_matched()
     np.testing.assert_array_equal(collections(alone)[0].stacks[0].variable, values)
-
-
-def _slices(values: np.ndarray, offset: int) -> Any:
-    import tensorflow as tf
-
-    return tf.IndexedSlices(tf.constant(values), tf.range(offset, offset + len(values)))

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import csv
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import tensorflow as tf
+import tf_keras
+from outcomes import rows, served
 from support import MODELS, REPOSITORY, SMALL, STEPS, run_config
 
+from psrun.data import load
 from psrun.errors import ExportError
+from psrun.program import objective
+from psrun.program.make_model import make_model
+from psrun.training import callbacks
 
 QUICK = ["trainer.epochs=2", "trainer.steps_per_epoch=20", "data.num_train_examples=500", "data.num_eval_examples=100"]
-# Loads an export where neither psrun nor tf-keras are chosen, and prints the predictions for the strings on its input.
-PLAIN = """
-import json, sys
-sys.modules["psrun"] = sys.modules["tf_keras"] = None
-import tensorflow as tf
-serve = tf.saved_model.load(sys.argv[1]).signatures["serving_default"]
-print(json.dumps(serve(features=tf.constant(json.load(sys.stdin)))["prediction"].numpy().tolist()))
-"""
 
 
 @pytest.mark.inprocess
@@ -32,12 +29,6 @@ print(json.dumps(serve(features=tf.constant(json.load(sys.stdin)))["prediction"]
     ["embedding", pytest.param("wide_deep", marks=pytest.mark.thorough)],
 )
 def test_an_export_gives_the_predictions_of_the_run(train, images, model):
-    import tensorflow as tf
-
-    from psrun.data import load
-    from psrun.program import objective
-    from psrun.program.make_model import make_model
-
     pieces = (f"model={model}", "partitioner=fixed_shards", "export.at_end=true", "trainer.epochs=1")
     result, folder = train(*pieces)
     assert result["export"] == str(folder.path / "export" / str(STEPS))
@@ -52,13 +43,9 @@ def test_an_export_gives_the_predictions_of_the_run(train, images, model):
 @pytest.mark.thorough
 @pytest.mark.inprocess
 def test_single_files_of_sharded_models_are_refused(train, tmp_path, monkeypatch):
-    import tf_keras
-
     class Saves(tf_keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
             self.model.save(tmp_path / "model.keras")
-
-    from psrun.training import callbacks
 
     monkeypatch.setattr(callbacks, "make", lambda run: [Saves()])
     with pytest.raises(ExportError):
@@ -85,35 +72,23 @@ def command(where: Path, *arguments: str) -> subprocess.CompletedProcess:
     )
 
 
-def rows(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def evaluation_strings() -> list[list[str]]:
-    from psrun.data import load
-
     source = load.load_source(run_config(*SMALL["features"]))
     ((features, _),) = source.evaluation(batch_size=source.num_eval_examples)
     return [[name.decode() for name in row] for row in features["features"].numpy()]
 
 
 @pytest.mark.thorough
-def test_an_export_loads_where_there_is_no_psrun(trained):
+def test_an_export_loads_where_there_is_no_psrun(trained, tmp_path):
     strings = evaluation_strings()
-    plain = {name: value for name, value in os.environ.items() if name != "TF_USE_LEGACY_KERAS"}
-    loaded = subprocess.run(
-        [sys.executable, "-c", PLAIN, str(trained / "export" / "40")], input=json.dumps(strings), cwd="/",
-        capture_output=True, text=True, timeout=120, check=False, env=plain,
-    )  # fmt: skip
-    assert loaded.returncode == 0, loaded.stderr
+    exported = served(trained / "export" / "40", {"features": np.array(strings)}, tmp_path)
     done = command(trained.parent, "mode=predict", "resume=run")
     assert done.returncode == 0, done.stderr
     assert "100 predictions of step 40" in done.stdout
     written = rows(trained / "predictions" / "40.csv")
     assert [float(row["label"]) for row in written] == [float("avenger" in names) for names in strings]
     predicted = np.array([float(row["prediction"]) for row in written])
-    np.testing.assert_allclose(np.array(json.loads(loaded.stdout))[:, 0], predicted, rtol=1e-5)
+    np.testing.assert_allclose(exported, predicted, rtol=1e-5)
     assert np.mean((predicted > 0.5) == [float(row["label"]) for row in written]) > 0.8
 
 
@@ -142,7 +117,6 @@ def test_a_run_can_be_exported_and_used_later_and_stays_as_it_was(trained):
     )
     assert as_records.returncode == 0, as_records.stderr
     assert command(trained.parent, "mode=predict", "resume=run").returncode == 0
-    import tensorflow as tf
 
     records = [
         tf.train.Example.FromString(each.numpy()) for each in tf.data.TFRecordDataset(str(trained.parent / "p/q.rec"))

@@ -6,6 +6,15 @@ import threading
 import time
 
 import pytest
+import tensorflow as tf
+from tensorflow.python.distribute.coordinator import cluster_coordinator
+from tensorflow.python.eager import cancellation
+
+from psrun.closures.input_streams import DealtInput, Stream
+from psrun.closures.training_closures import InFlightClosures
+from psrun.cluster import strategy
+from psrun.config import choices
+from psrun.tf_internals.closure_queue import has_ended
 
 pytestmark = pytest.mark.inprocess
 
@@ -14,17 +23,12 @@ WITHIN_S = 60.0
 
 @pytest.fixture
 def cluster(cluster_spec):
-    from psrun.cluster import strategy
-    from psrun.config import choices
-
     return strategy.parameter_servers(cluster_spec[2], choices.NoPartitioner("none"))
 
 
 @pytest.fixture
 def blocking(cluster):
     """A function for workers that returns its argument, and a function that ends the call with 0, which waits."""
-    import tensorflow as tf
-
     with tf.device("/job:ps/replica:0/task:0"):
         queue = tf.queue.FIFOQueue(1, tf.bool, shapes=[])
 
@@ -40,10 +44,6 @@ def blocking(cluster):
 
 
 def test_a_slow_worker_delays_only_its_own_closures(cluster, blocking):
-    import tensorflow as tf
-
-    from psrun.closures.training_closures import InFlightClosures
-
     function, release = blocking
     in_flight, finished = InFlightClosures(cluster), []
     timer = threading.Timer(WITHIN_S, release)
@@ -60,10 +60,6 @@ def test_a_slow_worker_delays_only_its_own_closures(cluster, blocking):
 
 
 def test_closures_are_awaited_in_order_where_that_is_asked_for(cluster, blocking):
-    import tensorflow as tf
-
-    from psrun.closures.training_closures import InFlightClosures
-
     function, release = blocking
     in_flight = InFlightClosures(cluster, 1, in_order=True)
     threading.Timer(0.5, release).start()
@@ -76,11 +72,6 @@ def test_closures_are_awaited_in_order_where_that_is_asked_for(cluster, blocking
 
 @pytest.mark.parametrize("max_delay", [0, 3])
 def test_no_round_starts_before_those_that_it_has_to_wait_for(cluster, blocking, max_delay):
-    import tensorflow as tf
-
-    from psrun.closures.training_closures import InFlightClosures
-    from psrun.tf_internals.closure_queue import has_ended
-
     function, release = blocking
     in_flight, scheduled = InFlightClosures(cluster, max_delay=max_delay), []
 
@@ -102,10 +93,6 @@ def test_no_round_starts_before_those_that_it_has_to_wait_for(cluster, blocking,
 
 @pytest.mark.parametrize("in_order", [True, False])
 def test_the_error_of_a_closure_is_raised(cluster, in_order):
-    import tensorflow as tf
-
-    from psrun.closures.training_closures import InFlightClosures
-
     @tf.function
     def check(number):
         return tf.debugging.check_numerics(1 / tf.cast(number - 5, tf.float32), "five")
@@ -120,3 +107,75 @@ def test_the_error_of_a_closure_is_raised(cluster, in_order):
 
     with pytest.raises(tf.errors.InvalidArgumentError):
         schedule()
+
+
+# -- what the coordinator does where TensorFlow's own would not go on
+
+
+def _slowly(number: tf.Tensor) -> tf.Tensor:
+    product = tf.random.uniform([600, 600])
+    for _ in range(4):
+        product = tf.linalg.matmul(product, product) * 1e-3
+    return number + tf.cast(product[0, 0] * 0, tf.int64)
+
+
+def _stream() -> Stream:
+    return Stream(lambda context, numbers: tf.data.Dataset.counter().map(_slowly))
+
+
+def _dealt() -> DealtInput:
+    return DealtInput(lambda context, numbers: numbers().map(lambda number: (number, number, _slowly(number))), 0)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("make", "firsts"),
+    [
+        # A worker's own stream begins anew.
+        (_stream, (0, 50)),
+        (_dealt, (50, 100)),  # a worker reads the rows that it was dealt
+    ],
+)
+def test_a_worker_whose_step_was_cancelled_reads_on(cluster_spec, monkeypatch, make, firsts):
+    """TensorFlow cancels with the step the iterator that it reads from, for good, and reports the end of the data.
+
+    It is what happens when the connection between a worker and a parameter server breaks: the closure is run again.
+    """
+    coordinator = strategy.parameter_servers(cluster_spec[1], choices.NoPartitioner("none")).coordinator
+    assert coordinator is not None
+    feed = make()
+    iterator = feed.iterator(coordinator)
+
+    @tf.function
+    def steps(source, *arguments):
+        total = tf.constant(0, tf.int64)
+        inputs = dict(zip(feed.inputs(), arguments))
+        feed.begin(50, inputs)
+        for place in tf.range(50):
+            total += feed.taker(source, place, inputs)()
+        return total
+
+    closure = steps.get_concrete_function(iterator._values[0]._type_spec, *feed.inputs().values())
+    coordinator.schedule(closure, args=(iterator, *feed.deal(50).values()))
+    coordinator.join()
+    execute, tries = cluster_coordinator.Closure.execute_on, []
+
+    def execute_on(self, worker):
+        tries.append(type(self).__name__)
+        function = self._function
+        if len(tries) == 1:
+            manager = cancellation.CancellationManager()
+            self._function = manager.get_cancelable_function(closure)
+            threading.Timer(0.1, manager.start_cancel).start()  # into the middle: the closure takes much longer
+        try:
+            return execute(self, worker)
+        finally:
+            self._function = function
+
+    monkeypatch.setattr(cluster_coordinator.Closure, "execute_on", execute_on)
+    retried = coordinator.schedule(closure, args=(iterator, *feed.deal(50).values()))
+    after = coordinator.schedule(closure, args=(iterator, *feed.deal(50).values()))
+    coordinator.join()
+    assert tries[:2] == ["Closure", "ResourceClosure"]  # the data is made anew
+    assert sorted(tries[2:]) == ["Closure", "Closure"]
+    assert {int(retried.fetch()), int(after.fetch())} == {sum(range(first, first + 50)) for first in firsts}

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import json
-import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+import outcomes
 import pytest
+import tensorflow as tf
+import word_labels
 from rich.console import Console
 from support import run_config
 
 from psrun.errors import ConfigError, TrainingError
-from psrun.results.console import ConsoleSink
+from psrun.roles import exporter
 
 OWN = ("model=dense", "model.hidden_units=[4]", "data._target_=word_labels.Labelled", "~data.num_train_examples",
        "~data.num_eval_examples", "~data.noise", "~data.num_features", "data.global_batch_size=16",
@@ -28,7 +28,7 @@ OWN = ("model=dense", "model.hidden_units=[4]", "data._target_=word_labels.Label
     [(["no", "yes"], 2), (["low", "mid", "high"], 3), ([1.0, -1.0], 2)],
 )
 @pytest.mark.thorough
-def test_an_own_source_trains_as_with_class_numbers(train, values, num_classes):
+def test_an_own_source_trains_as_with_class_numbers(train, predict, values, num_classes):
     pieces = (*OWN, f"+data.num_classes={num_classes}", "cluster=none")
     names = [int(each) if isinstance(each, float) else each for each in values]
     given = (f"+data.values={values}".replace("'", ""), f"+data.label_vocabulary={names}".replace("'", ""))
@@ -39,28 +39,21 @@ def test_an_own_source_trains_as_with_class_numbers(train, values, num_classes):
     if num_classes == 3:
         run, *_ = train(*pieces[:-1], *given, "evaluation=exact", "trainer=fit")
         assert run["evaluation"]["examples_seen"] == 50
-        predicted_by_name(folder, [*pieces, *given], names)
+        predicted_by_name(predict, folder, [*pieces, *given], names)
         refused = [*pieces, given[0], "+data.label_vocabulary=[mid,low,high]", f"resume={folder.path}"]
         with pytest.raises(ConfigError, match=r"label_vocabulary: differs from the vocabulary that the run in"):
             train(*refused, into=folder)
 
 
-def predicted_by_name(folder: Any, pieces: list[str], names: list[str]) -> None:
+def predicted_by_name(predict: Any, folder: Any, pieces: list[str], names: list[str]) -> None:
     """Predictions and the export of a run name the classes, and agree."""
-    import tensorflow as tf
-    import word_labels
-
-    from psrun.roles import exporter, predictor
-    from psrun.roles.task_context import TaskContext
-
-    here, printed = ConsoleSink(Console(file=io.StringIO())), Console(file=io.StringIO(), width=200)
     for form in ("csv", "tfrecord"):
-        run = run_config(*pieces, "mode=predict", f"predict.format={form}", f"resume={folder.path}")
-        predictor.run(run, TaskContext(folder, here, time.time()))
+        predict(folder, *pieces, f"predict.format={form}")
+    printed = Console(file=io.StringIO(), width=200)
     exporter.run(run_config(*pieces, "mode=export", f"resume={folder.path}"), folder, printed)
     (export,) = (folder.path / "export").iterdir()
     assert json.loads((export / "assets.extra" / "psrun.json").read_text())["label_vocabulary"] == names
-    rows = table(folder.path / "predictions" / "12.csv")
+    rows = outcomes.rows(folder.path / "predictions" / "12.csv")
     assert list(rows[0]) == ["label", *(f"prediction_{name}" for name in names), "class"]
     assert {row["label"] for row in rows} == set(names)
     for row in rows:
@@ -78,11 +71,6 @@ def predicted_by_name(folder: Any, pieces: list[str], names: list[str]) -> None:
         [each["prediction"].float_list.value for each in examples],
         np.array([[row[f"prediction_{name}"] for name in names] for row in rows], np.float32),
     )
-
-
-def table(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 @pytest.mark.inprocess

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
 from typing import Any
 
 import pytest
-from rich.console import Console
-from support import MODELS, TRAINING, flipped, run_config
+from outcomes import events
+from support import MODELS, TRAINING, flipped
 
 from psrun.checkpoint.store import Store
-from psrun.config.topology import Task
 from psrun.errors import ChiefGoneError, ConfigError
 from psrun.results.run_folder import RunFolder
+from psrun.roles import sidecar as role
+from psrun.roles.sidecar import Sidecar
 
 pytestmark = pytest.mark.thorough
-
-
-def events(folder: RunFolder) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in folder.metrics.read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -51,36 +47,23 @@ def test_checkpoints_of_a_run_are_evaluated_later_on_another_cluster(psrun):
     assert (first.folder / "run.json").read_bytes() == before
 
 
-SIDECAR = (
-    "cluster=static",
-    "cluster.addresses={worker: ['w:1'], ps: ['p:1']}",
-    "evaluation=sidecar",
-    "evaluation.wait_s=1",
-)
-
-
 @pytest.fixture
-def sidecar():
-    """Runs the sidecar evaluator in this process on a run folder, to its end."""
-    from psrun.process import Stop
-    from psrun.results.console import ConsoleSink
-    from psrun.roles import sidecar as role
+def evaluated(sidecar):
+    """The events of the sidecar evaluator on a run folder, to its end."""
 
     def run(folder: RunFolder, *overrides: str) -> list[dict[str, Any]]:
-        before = len((folder.path / "metrics.jsonl").read_text().splitlines())
-        config = run_config(*SIDECAR, *TRAINING, *MODELS["embedding"], *overrides)
-        console = ConsoleSink(Console(file=io.StringIO(), width=200))
-        role.run(config, RunFolder.join(folder.path), console, Stop(), me=Task("evaluator", 0))
-        lines = (folder.path / "metrics.jsonl").read_text().splitlines()[before:]
-        return [event for event in map(json.loads, lines) if event["event"] in ("evaluation", "warning", "export")]
+        before = len(folder.metrics.read_text().splitlines())
+        sidecar(folder, *TRAINING, *MODELS["embedding"], "evaluation.wait_s=1", *overrides)
+        recorded = map(json.loads, folder.metrics.read_text().splitlines()[before:])
+        return [event for event in recorded if event["event"] in ("evaluation", "warning", "export")]
 
     return run
 
 
-def test_the_sidecar_evaluates_what_there_is_once_and_as_exact_does(trained, sidecar):
-    then = [event for event in events(trained) if event["event"] == "evaluation"]
+def test_the_sidecar_evaluates_what_there_is_once_and_as_exact_does(trained, evaluated):
+    then = events(trained, "evaluation")
     best = ("checkpoint.best_metric=val_loss", "checkpoint.best_mode=min", "export.best=true")
-    evaluations = [event for event in sidecar(trained, *best) if event["event"] == "evaluation"]
+    evaluations = [event for event in evaluated(trained, *best) if event["event"] == "evaluation"]
     assert [event["step"] for event in evaluations] == [event["step"] for event in then] == [12, 24, 36, 48]
     for one, other in zip(evaluations, then):
         assert one["examples_seen"] == other["examples_seen"] == 100
@@ -90,7 +73,7 @@ def test_the_sidecar_evaluates_what_there_is_once_and_as_exact_does(trained, sid
     assert (result["evaluation"]["mode"], result["evaluation"]["step"]) == ("sidecar", 48)
     assert result["metrics"]["val_loss"] == pytest.approx(then[-1]["metrics"]["loss"], rel=1e-5)
     assert result["best_checkpoint"]["step"] == 48
-    assert sidecar(trained, *best) == []  # nothing is done twice
+    assert evaluated(trained, *best) == []  # nothing is done twice
 
 
 KERAS = (
@@ -100,7 +83,7 @@ KERAS = (
 )  # fmt: skip
 
 
-def test_the_sidecar_evaluates_what_model_checkpoint_wrote_with_callbacks_and_so_often(train, sidecar, tmp_path):
+def test_the_sidecar_evaluates_what_model_checkpoint_wrote_with_callbacks_and_so_often(train, evaluated, tmp_path):
     weights, notes = tmp_path / "weights", tmp_path / "notes"
     keras = ["cluster=none", *(each.format(weights) for each in KERAS)]
     callbacks = (
@@ -110,15 +93,15 @@ def test_the_sidecar_evaluates_what_model_checkpoint_wrote_with_callbacks_and_so
         f" checkpoint_filepath: '{weights}/ckpt-{{epoch}}', save_weights_only: true, monitor: loss}}]"
     )
     _, folder = train(*keras, "evaluation=direct")
-    then = [event for event in events(folder) if event["event"] == "evaluation"]
+    then = events(folder, "evaluation")
     folder.record("ended", status="completed", exit_code=0)
     keras.remove("cluster=none")
-    evaluations = sidecar(folder, *keras, callbacks, "evaluation.max_evaluations=2")
+    evaluations = evaluated(folder, *keras, callbacks, "evaluation.max_evaluations=2")
     assert [event["step"] for event in evaluations] == [12, 24]
     for one, other in zip(evaluations, then):
         assert one["metrics"] == pytest.approx(other["metrics"], rel=1e-5)
-    assert sidecar(folder, *keras, "evaluation.max_evaluations=2") == []  # those of before count
-    (last,) = sidecar(folder, *keras, f"evaluation.checkpoint_dir={weights}")
+    assert evaluated(folder, *keras, "evaluation.max_evaluations=2") == []  # those of before count
+    (last,) = evaluated(folder, *keras, f"evaluation.checkpoint_dir={weights}")
     assert last["step"] == 36
     assert json.loads((folder.path / "run.json").read_text())["evaluation"]["step"] == 36
     names = ["accuracy", "auc", "loss"]
@@ -129,31 +112,29 @@ def test_the_sidecar_evaluates_what_model_checkpoint_wrote_with_callbacks_and_so
     assert list((tmp_path / "best").glob("*.index"))
 
 
-def test_the_sidecar_evaluates_checkpoints_of_a_manager_and_refuses_those_of_another_model(train, sidecar, tmp_path):
+def test_the_sidecar_evaluates_checkpoints_of_a_manager_and_refuses_those_of_another_model(train, evaluated, tmp_path):
     """As TensorFlow's tutorial takes them, in an own loop."""
     kept = tmp_path / "kept"
     loop = ("trainer=own_loop", "trainer._target_=user_code.managing", f"+trainer.folder={kept}", "checkpoint=none")
     _, folder = train("cluster=none", *loop, "evaluation=direct")
-    then = [event for event in events(folder) if event["event"] == "evaluation"]
+    then = events(folder, "evaluation")
     folder.record("ended", status="completed", exit_code=0)
-    evaluations = sidecar(folder, *loop, f"evaluation.checkpoint_dir={kept}")
+    evaluations = evaluated(folder, *loop, f"evaluation.checkpoint_dir={kept}")
     assert [event["step"] for event in evaluations] == [12, 24]
     assert evaluations[-1]["metrics"] == pytest.approx(then[-1]["metrics"], rel=1e-5)
     for path in folder.evaluations.iterdir():
         path.unlink()
     with pytest.raises(ConfigError):
-        sidecar(folder, *loop, f"evaluation.checkpoint_dir={kept}", "model.embedding_dim=5")
+        evaluated(folder, *loop, f"evaluation.checkpoint_dir={kept}", "model.embedding_dim=5")
 
 
-def test_the_sidecar_takes_the_latest_and_passes_over_what_is_damaged(trained, sidecar):
+def test_the_sidecar_takes_the_latest_and_passes_over_what_is_damaged(trained, evaluated):
     flipped(trained.checkpoints / "ckpt-48.index")
-    recorded = sidecar(trained, "evaluation.every=latest")
+    recorded = evaluated(trained, "evaluation.every=latest")
     assert [(event["event"], event["step"]) for event in recorded] == [("warning", 48), ("evaluation", 36)]
 
 
-def test_a_checkpoint_that_is_removed_under_the_sidecar_is_not_missed(trained, sidecar, monkeypatch):
-    from psrun.roles.sidecar import Sidecar
-
+def test_a_checkpoint_that_is_removed_under_the_sidecar_is_not_missed(trained, evaluated, monkeypatch):
     chosen = Sidecar._evaluated
 
     def removed(self, step):
@@ -162,19 +143,17 @@ def test_a_checkpoint_that_is_removed_under_the_sidecar_is_not_missed(trained, s
         return chosen(self, step)
 
     monkeypatch.setattr(Sidecar, "_evaluated", removed)
-    recorded = [(event["event"], event["step"]) for event in sidecar(trained)]
+    recorded = [(event["event"], event["step"]) for event in evaluated(trained)]
     assert recorded == [("evaluation", 12), ("warning", 24), ("evaluation", 36), ("evaluation", 48)]
 
 
-def test_a_sidecar_without_checkpoints_or_with_another_model_is_an_error(trained, sidecar, tmp_path, monkeypatch):
-    from psrun.roles import sidecar as role
-
+def test_a_sidecar_without_checkpoints_or_with_another_model_is_an_error(trained, evaluated, tmp_path, monkeypatch):
     monkeypatch.setattr(role, "_REPORT_AFTER_S", 0.0)
     empty = RunFolder.create(tmp_path / "empty", raw={})
     empty.metrics.touch()
     with pytest.raises(ChiefGoneError):
-        sidecar(empty)
-    assert [event["event"] for event in events(empty)] == ["waiting"]
+        evaluated(empty)
+    assert [event["event"] for event in map(json.loads, empty.metrics.read_text().splitlines())] == ["waiting"]
     with pytest.raises(ConfigError) as raised:
-        sidecar(trained, "model.embedding_dim=5")
+        evaluated(trained, "model.embedding_dim=5")
     assert [problem.key for problem in raised.value.problems] == ["model"]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import table_files
+import tensorflow as tf
 from table_files import evaluated, read, write
 
+from psrun.data import columns, records
 from psrun.errors import DataError
 
 pytestmark = pytest.mark.tensorflow
@@ -33,8 +35,6 @@ def rows(count: int = 300) -> dict[str, list]:
 
 
 def test_models_see_the_lists_in_the_features_and_long_ones_are_reported(tmp_path):
-    import tensorflow as tf
-
     source = table(write(tmp_path / "rows.csv", rows()))
     history, weights, tags = (source.features[name] for name in ("history", "history_weights", "tags"))
     assert (history.shape, history.dtype, history.num_buckets, history.max_values) == ((None,), tf.int64, 100, 4)
@@ -113,8 +113,6 @@ def test_lists_of_parquet_are_inferred_and_those_of_text_are_not(tmp_path):
 @pytest.mark.parametrize("words", [["a|b", "c"], ["a|b", ""]])
 def test_a_text_with_separators_is_a_list_in_every_record(tmp_path, words):
     """Also if all records have one value, which NumPy would make a matrix."""
-    from psrun.data import columns, records
-
     path = table_files.write_records(
         tmp_path / "rows.tfrecord", [table_files.record({"words": [word] * bool(word)}) for word in words]
     )

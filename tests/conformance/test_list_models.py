@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from list_models import NUM_EVAL, arguments
+import tensorflow as tf
+import tf_keras
+from list_models import NUM_EVAL, Clicks, arguments
 from support import run_config
+
+from psrun.data import load
+from psrun.models.din import Attention, din
+from psrun.models.wide_deep import wide_deep
+from psrun.roles import planner
 
 pytestmark = pytest.mark.tensorflow
 
@@ -13,13 +20,6 @@ pytestmark = pytest.mark.tensorflow
 @pytest.mark.release
 def test_attention_learns_what_pooling_loses():
     """The truth has an AUC of 0.840; it depends only on the items of the target's group in the history."""
-    import tensorflow as tf
-    import tf_keras
-    from list_models import Clicks
-
-    from psrun.models.din import din
-    from psrun.models.wide_deep import wide_deep
-
     source = Clicks(num_train=16_000, num_eval=3000, changes={"words": None, "x": None})
     options = {"embedding_dim": 8, "hidden_units": [32]}
     auc = {}
@@ -76,8 +76,6 @@ def test_one_worker_trains_on_lists_as_one_process_does(train):
 @pytest.mark.inprocess
 @pytest.mark.thorough
 def test_an_exported_model_scores_lists_as_the_run_does(train):
-    import tensorflow as tf
-
     _, folder = train(*arguments("din", "cluster=none", "evaluation=none", "export.at_end=true"))
     (exported,) = (path for path in (folder.path / "export").iterdir() if path.is_dir())
     serve = tf.saved_model.load(str(exported)).signatures["serving_default"]
@@ -95,9 +93,6 @@ def test_an_exported_model_scores_lists_as_the_run_does(train):
 
 @pytest.mark.parametrize("stack", ["true", pytest.param("false", marks=pytest.mark.thorough)])
 def test_a_plan_counts_the_ids_of_lists(stack):
-    from psrun.data import load
-    from psrun.roles import planner
-
     run = run_config(*arguments("din", f"model.stack={stack}"))
     traffic = planner.make(run, load.load_source(run)).traffic_by_variable
     item, words = (traffic[f"{name}_rows/embeddings"].read_bytes for name in ("item", "words"))
@@ -106,10 +101,6 @@ def test_a_plan_counts_the_ids_of_lists(stack):
 
 
 def test_weights_of_other_lengths_than_the_history_are_an_error():
-    import tensorflow as tf
-
-    from psrun.models.din import Attention
-
     history, target, mask = tf.ones([2, 3, 4]), tf.ones([2, 4]), tf.sequence_mask([3, 1], 3)
     attention = Attention([5])
     weighted = attention([history, target, tf.ragged.constant([[1.0, 1.0, 1.0], [1.0]])], mask=[mask, None, None])

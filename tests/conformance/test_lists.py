@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import io
-
 import numpy as np
 import pytest
-from list_features import NUM_EVAL, NUM_TRAIN, Histories, own_data, sums
-from rich.console import Console
+import tensorflow as tf
+import tf_keras
+from list_features import NUM_EVAL, NUM_TRAIN, Histories, own_data, started, write_csv
 from support import run_config
 
-from psrun.results.console import ConsoleSink
+from psrun.data.order import Order
+from psrun.data.table import Table
+from psrun.program.compiled_model import _SEED_STRIDE
+from psrun.roles import planner
 
 pytestmark = pytest.mark.inprocess
 
@@ -21,6 +23,7 @@ MODES = [
     ("trainer=fit", "evaluation=validation"),
     ("trainer=fit", "evaluation=direct", "trainer.steps_per_execution=auto"),
     ("cluster=mirrored", "trainer=fit", "evaluation=validation"),
+    ("cluster.replicas_per_worker=3", "evaluation=exact"),
     ("model._target_=list_features.called", "evaluation=exact"),
 ]
 
@@ -28,15 +31,8 @@ MODES = [
 @pytest.fixture(scope="module")
 def by_keras() -> tuple[float, float]:
     """Losses of the last epoch and of an evaluation after it, by Keras in one process."""
-    import tensorflow as tf
-    import tf_keras
-
-    from psrun.data.order import Order
-    from psrun.program.compiled_model import _SEED_STRIDE
-
     source = Histories()
-    network = sums(source)
-    start(network)
+    network = started(source)
     network.compile(tf_keras.optimizers.SGD(0.01), "mse")
     order, seed = Order(NUM_TRAIN, 16, whole_passes=True), tf.constant(run_config(*own_data()).seed * _SEED_STRIDE)
     losses = []
@@ -45,10 +41,6 @@ def by_keras() -> tuple[float, float]:
         batches = source.batches(numbers, order, tf.cast(seed, tf.int64)).map(lambda number, examples, batch: batch)
         losses.append(network.fit(batches, verbose=0).history["loss"][-1])
     return losses[-1], network.evaluate(source.evaluation(batch_size=16), verbose=0)
-
-
-def start(network) -> None:
-    network.layers[-1].set_weights([np.full((5, 1), 0.1, np.float32), np.zeros(1, np.float32)])
 
 
 @thorough
@@ -91,26 +83,9 @@ def test_batches_of_lists_reach_two_workers_and_are_counted(train, pieces):
         assert [row["1"] for row in rows] == [NUM_TRAIN] * 2
 
 
-@thorough
-def test_replicas_of_a_worker_share_a_batch_of_lists(train):
-    one, _ = train(*own_data(*PASSES, "model._target_=list_features.started", "evaluation=exact"), num_workers=1)
-    two, _ = train(
-        *own_data(*PASSES, "model._target_=list_features.started", "evaluation=exact"),
-        "cluster.replicas_per_worker=3",
-        num_workers=1,
-    )
-    assert two["metrics"] == pytest.approx(one["metrics"], rel=1e-5)
-
-
 @pytest.mark.thorough
-def test_lists_of_strings_are_looked_up_in_the_input_and_served(train, tmp_path):
+def test_lists_of_strings_are_looked_up_in_the_input_and_served(train, predict, tmp_path):
     """From files: predictions by workers, in one process, and of the export for padded lists are equal."""
-    import tensorflow as tf
-    from list_features import write_csv
-
-    from psrun.roles import predictor
-    from psrun.roles.task_context import TaskContext
-
     words, labels = write_csv(tmp_path / "train.csv", 200, seed=1)
     words, labels = write_csv(tmp_path / "eval.csv", 53, seed=2)
     pieces = (
@@ -134,8 +109,7 @@ def test_lists_of_strings_are_looked_up_in_the_input_and_served(train, tmp_path)
     lengths = [len(each) for each in words if len(each) >= 2]
     outputs = served(words=tf.constant(padded), words_length=tf.constant(lengths, tf.int64))["prediction"]
 
-    context = TaskContext(folder, ConsoleSink(Console(file=io.StringIO(), width=200)), 0)
-    predictor.run(run_config(*pieces, f"resume={folder.path}", "cluster=none", "mode=predict"), context)
+    predict(folder, *pieces, "cluster=none")
     (predictions,) = (folder.path / "predictions").iterdir()
     rows = [line.split(",") for line in predictions.read_text().splitlines()[1:]]
     assert [float(row[0]) for row in rows] == labels
@@ -144,11 +118,6 @@ def test_lists_of_strings_are_looked_up_in_the_input_and_served(train, tmp_path)
 
 
 def test_a_plan_knows_the_model_and_the_number_of_values(tmp_path):
-    from list_features import write_csv
-
-    from psrun.data.table import Table
-    from psrun.roles import planner
-
     write_csv(tmp_path / "train.csv", 200, seed=1)
     source = Table(
         path=f"{tmp_path}/train.csv", label="label",

@@ -13,6 +13,7 @@ import tensorflow as tf
 import tf_keras
 from support import run_config
 
+from psrun.closures.training_closures import InFlightClosures
 from psrun.cluster import strategy
 from psrun.cluster.placement import Placed
 from psrun.config import choices
@@ -346,8 +347,6 @@ def test_parameter_servers_update_shards_as_keras_updates_the_whole_variable(clu
 @pytest.mark.inprocess
 def test_no_update_of_a_row_is_lost_where_two_workers_meet(cluster_spec):
     """Every step adds 1 to the same rows, so that what is lost is missing in the sum."""
-    from psrun.closures.training_closures import InFlightClosures
-
     cluster = strategy.parameter_servers(cluster_spec[2], choices.FixedShards("fixed_shards", 2))
     with cluster.strategy.scope():
         table = tf.Variable(tf.zeros([4000, 8]), name="embeddings")

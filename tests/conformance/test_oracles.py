@@ -7,8 +7,12 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import oracles
 import pytest
+import tensorflow as tf
+from outcomes import of_model
 from support import HARNESS
+from tf_keras.optimizers import SGD, RMSprop, schedules
 
 KEYS = (
     "~model.embedding_dim", "~data.num_train_examples", "~data.num_eval_examples", "data._target_=oracles.Ordered",
@@ -22,21 +26,10 @@ DECAY = (
 IMAGES = ("model._target_=oracles.convolutions", "+data.kind=images", "optimizer=sgd", "optimizer.learning_rate=0.1")
 
 
-def held(prefix: str) -> dict[str, np.ndarray]:
-    """Model and optimizer of a checkpoint, by the names of their variables in it."""
-    import tensorflow as tf
-
-    reader = tf.train.load_checkpoint(prefix)
-    names = [n for n in reader.get_variable_to_shape_map() if n.startswith(("model/", "optimizer/"))]
-    return {name: reader.get_tensor(name) for name in names if "keras_api" not in name}
-
-
 def same(folder: Path, model, optimizer, tmp_path: Path) -> None:
     """Whether the newest checkpoint of a run holds what the model and the optimizer do."""
-    import tensorflow as tf
-
-    by_hand = held(tf.train.Checkpoint(model=model, optimizer=optimizer).write(str(tmp_path / "by_hand")))
-    agrees(held(tf.train.latest_checkpoint(str(folder))), by_hand)
+    by_hand = of_model(tf.train.Checkpoint(model=model, optimizer=optimizer).write(str(tmp_path / "by_hand")))
+    agrees(of_model(tf.train.latest_checkpoint(str(folder))), by_hand)
 
 
 def agrees(by_psrun: dict[str, np.ndarray], by_hand: dict[str, np.ndarray]) -> None:
@@ -50,8 +43,6 @@ def agrees(by_psrun: dict[str, np.ndarray], by_hand: dict[str, np.ndarray]) -> N
 @pytest.fixture
 def by_hand(cluster_spec):
     """A strategy and a coordinator for one worker and two parameter servers, as the tutorial makes them."""
-    import tensorflow as tf
-
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(cluster_spec[1], rpc_layer="grpc")
     partitioner = tf.distribute.experimental.partitioners.FixedShardsPartitioner(num_shards=2)
     strategy = tf.distribute.ParameterServerStrategy(resolver, variable_partitioner=partitioner)
@@ -63,9 +54,6 @@ def by_hand(cluster_spec):
     "decays", [False, pytest.param(True, marks=pytest.mark.thorough)], ids=["constant", "schedule"]
 )
 def test_the_custom_loop_of_the_tutorial(train, by_hand, tmp_path, decays):
-    import oracles
-    from tf_keras.optimizers import RMSprop, schedules
-
     rate = ("optimizer.learning_rate=0.1",) if not decays else ("~optimizer.learning_rate", *DECAY)
     keys = (*KEYS, "model._target_=oracles.heroes", "+data.kind=heroes", "partitioner=fixed_shards",
             "optimizer._target_=tf_keras.optimizers.RMSprop", "+evaluation.batch_size=8")  # fmt: skip
@@ -78,44 +66,35 @@ def test_the_custom_loop_of_the_tutorial(train, by_hand, tmp_path, decays):
     assert result["metrics"]["val_accuracy"] == pytest.approx(oracles.direct_evaluation(model), rel=1e-6)
 
 
+SGD_BY_STEPS = ("~optimizer.learning_rate", *DECAY)
+NUMBERS = ("model._target_=oracles.ten_units", "+model.loss=mse", "+data.kind=numbers", "optimizer=sgd", *SGD_BY_STEPS)
+
+
 @pytest.mark.inprocess
 @pytest.mark.parametrize(
-    "decays", [True, pytest.param(False, marks=pytest.mark.thorough)], ids=["schedule", "constant"]
-)
-def test_model_fit_of_the_rfc(train, by_hand, tmp_path, decays):
-    import oracles
-    from tf_keras.optimizers import SGD, schedules
-
-    rate = ("optimizer.learning_rate=0.1",) if not decays else ("~optimizer.learning_rate", *DECAY)
-    keys = (*KEYS, "trainer=fit", "model._target_=oracles.ten_units", "+model.loss=mse", "+data.kind=numbers",
-            "optimizer=sgd",
-            "evaluation=none", "partitioner=fixed_shards")  # fmt: skip
-    result, folder = train(*keys, *rate, num_workers=1)
-    optimizer = lambda: SGD(schedules.ExponentialDecay(0.1, 3, 0.7) if decays else 0.1)  # noqa: E731
-    model, optimizer, metrics = oracles.fit(by_hand[0], oracles.ten_units, "numbers", optimizer, loss="mse")
-    same(folder.checkpoints, model, optimizer, tmp_path)
-    assert result["metrics"]["loss"] == pytest.approx(metrics["loss"], rel=1e-5)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("trainer", ["fit", "custom_loop"])
-def test_a_convolutional_network(train, by_hand, tmp_path, trainer):
-    import oracles
-    from tf_keras.optimizers import SGD
-
-    result, folder = train(*KEYS, *IMAGES, f"trainer={trainer}", "partitioner=fixed_shards", "evaluation=none",
-                           num_workers=1)  # fmt: skip
-    loss = {"loss": "sparse_categorical_crossentropy", "metrics": ["accuracy"]}
-    model, optimizer, metrics = oracles.fit(by_hand[0], oracles.convolutions, "images", lambda: SGD(0.1), **loss)
-    same(folder.checkpoints, model, optimizer, tmp_path)
+    ("pieces", "model", "kind", "compiled"),
+    [
+        (("trainer=fit", *NUMBERS), oracles.ten_units, "numbers", {"loss": "mse"}),
+        *(
+            pytest.param((f"trainer={trainer}", *IMAGES), oracles.convolutions, "images",
+                         {"loss": "sparse_categorical_crossentropy", "metrics": ["accuracy"]},
+                         marks=pytest.mark.thorough)
+            for trainer in ("fit", "custom_loop")
+        ),
+    ],
+)  # fmt: skip
+def test_model_fit_of_the_rfc(train, by_hand, tmp_path, pieces, model, kind, compiled):
+    """Of the layer of the RFC, whose rate follows a schedule, and of a convolutional network."""
+    result, folder = train(*KEYS, *pieces, "partitioner=fixed_shards", "evaluation=none", num_workers=1)
+    optimizer = lambda: SGD(schedules.ExponentialDecay(0.1, 3, 0.7) if kind == "numbers" else 0.1)  # noqa: E731
+    network, optimizer, metrics = oracles.fit(by_hand[0], model, kind, optimizer, **compiled)
+    same(folder.checkpoints, network, optimizer, tmp_path)
     for name, value in metrics.items():
         assert result["metrics"][name] == pytest.approx(value, rel=1e-5), name
 
 
 @pytest.mark.thorough
 def test_the_mirrored_strategy_of_the_guide(psrun, tmp_path):
-    import tensorflow as tf
-
     here = HARNESS
     environment = {"PYTHONPATH": str(here)}
     done = psrun("cluster=mirrored", "cluster.num_replicas=2", *KEYS, *IMAGES, "evaluation=none", **environment)
@@ -126,4 +105,4 @@ def test_the_mirrored_strategy_of_the_guide(psrun, tmp_path):
         capture_output=True,
         timeout=120,
     )
-    agrees(held(tf.train.latest_checkpoint(str(done.folder / "checkpoints"))), held(str(tmp_path / "by_hand")))
+    agrees(of_model(tf.train.latest_checkpoint(str(done.folder / "checkpoints"))), of_model(str(tmp_path / "by_hand")))

@@ -6,6 +6,7 @@ import csv
 from pathlib import Path
 
 import numpy as np
+import outcomes
 import pytest
 from pyarrow import parquet
 from support import variables
@@ -84,6 +85,5 @@ def test_a_table_is_trained_resumed_and_predicted(train, predict, tmp_path):
             if number not in (5, 7):
                 csv.writer(target).writerow([*row[::-1], "more" if number else "extra"])
     predict(folder, *given, f"data.eval_path={reordered}", "predict.path=" + str(tmp_path / "b.csv"))
-    with (tmp_path / "b.csv").open() as file:
-        alone = [float(row["prediction"]) for row in csv.DictReader(file)]
+    alone = [float(row["prediction"]) for row in outcomes.rows(tmp_path / "b.csv")]
     assert alone == pytest.approx([value for value in table["prediction"] if value is not None], rel=1e-4)

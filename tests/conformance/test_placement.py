@@ -1,19 +1,31 @@
-"""Placement: the prediction against what TensorFlow does."""
+"""Placement: the prediction against what TensorFlow does, own partitioners, and large variables."""
 
 from __future__ import annotations
 
+import sys
+import textwrap
+from dataclasses import asdict
 from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
+import tensorflow as tf
 from support import SMALL, run_config
+from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
 
-from psrun.cluster import placement
+from psrun import layers
+from psrun.cluster import partitioners, placement, strategy, variable_creation
 from psrun.config import choices
+from psrun.data import load
+from psrun.optimizers.sparse import LazyAdam, SparseAdagrad
+from psrun.program import inventory
+from psrun.program.build import build, build_state, start_afresh
+from psrun.roles import planner
+from psrun.tf_internals.variables import variables_of
 
 
 def _cluster(cluster_spec, run):
-    from psrun.cluster import strategy
-
     return strategy.parameter_servers(cluster_spec[2], run.partitioner, placement.RULES[run.cluster.placement])
 
 
@@ -33,11 +45,6 @@ PLANS = [
 @pytest.mark.inprocess
 @pytest.mark.parametrize(("optimizer", "pieces"), PLANS)
 def test_the_plan_is_what_tensorflow_does(cluster_spec, optimizer, pieces):
-    from psrun.data import load
-    from psrun.program import inventory
-    from psrun.program.build import build, build_state, start_afresh
-    from psrun.roles import planner
-
     data = "features" if "model=embedding" in pieces else "regression"
     run = run_config(f"optimizer={optimizer}", *pieces, *SMALL[data])
     source = load.load_source(run)
@@ -51,11 +58,6 @@ def test_the_plan_is_what_tensorflow_does(cluster_spec, optimizer, pieces):
 
 @pytest.mark.inprocess
 def test_any_scope_of_the_strategy_places_variables_by_the_rule(cluster_spec):
-    import numpy as np
-    import tensorflow as tf
-
-    from psrun.cluster import strategy
-
     asked = []
 
     def rule(sizes, held_bytes, num_placed):
@@ -82,11 +84,6 @@ def test_any_scope_of_the_strategy_places_variables_by_the_rule(cluster_spec):
 
 @pytest.mark.inprocess
 def test_variables_that_shards_do_not_fit_are_in_one_piece(cluster_spec):
-    import tensorflow as tf
-
-    from psrun.cluster import strategy
-    from psrun.tf_internals.variables import variables_of
-
     made = strategy.parameter_servers(cluster_spec[2], choices.FixedShards("fixed_shards", 2))
     with made.strategy.scope():
         growing = tf.Variable([0.0, 0.0], shape=[None], trainable=False)  # as layers have that `adapt`
@@ -102,8 +99,6 @@ def test_variables_that_shards_do_not_fit_are_in_one_piece(cluster_spec):
 
 @pytest.mark.tensorflow
 def test_variables_of_one_name_are_variables_of_their_own():
-    import tensorflow as tf
-
     twins = [tf.Variable(tf.zeros([rows, 2]), name="twin") for rows in (3, 5)]
     shards = [tf.Variable(tf.zeros([rows, 2]), name=f"cut/part_{number}") for number, rows in enumerate((4, 3))]
     placed = placement.observed("model", [*twins, *shards])
@@ -122,9 +117,6 @@ def test_a_strategy_creates_variables_where_it_is_guided():
 
 @pytest.mark.tensorflow
 def test_the_plan_spreads_the_bytes_of_a_step_over_tasks():
-    from psrun.data import load
-    from psrun.roles import planner
-
     run = run_config("partitioner=fixed_shards", "cluster.num_workers=3", *SMALL["features"])
     source = load.load_source(run)
     plan = planner.make(run, source)
@@ -146,3 +138,96 @@ def test_the_plan_spreads_the_bytes_of_a_step_over_tasks():
     assert moved["chief-0"] == planner.Traffic(0, 0)
     alone = run_config("cluster=none", *SMALL["features"])
     assert planner.make(alone, source, memory_bytes=1000).traffic_by_task == {}
+
+
+# -- partitioners named by `_target_`, as TensorFlow takes them
+
+
+OF_TENSORFLOW = "tensorflow.distribute.experimental.partitioners.FixedShardsPartitioner"
+
+
+@pytest.fixture
+def cutting(tmp_path, monkeypatch):
+    """A module of a person's own."""
+    (tmp_path / "cutting.py").write_text(
+        textwrap.dedent("""
+        import numpy as np
+
+        def by_rows(shape, dtype, axis=0, rows: int = 3):
+            return [np.int64(-(-shape[0] // rows)), *(1 for _ in shape[1:])]
+
+        class Wide:
+            def __init__(self, least: int): self.least = least
+            def __call__(self, shape, dtype, axis=0): return (2,) if shape[0] >= self.least else (1,)
+        """)
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    sys.modules.pop("cutting", None)
+
+
+def custom(name: str, *options: str) -> list[str]:
+    return ["partitioner=custom", f"partitioner._target_={name}", *(f"+partitioner.{option}" for option in options)]
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize(
+    ("overrides", "counts"),
+    [
+        (custom(OF_TENSORFLOW, "num_shards=4"), [4, 1]),
+        (custom("cutting.by_rows"), [3, 1]),
+        (custom("cutting.by_rows", "rows=2"), [4, 1]),
+        (custom("cutting.Wide", "least=7"), [2]),
+    ],
+)
+def test_it_is_called_as_tensorflow_calls_it(cutting, overrides, counts):
+    partition = partitioners.make(run_config(*overrides).partitioner)
+    assert partition(shape=tf.TensorShape([7, 3]), dtype=tf.float32) == counts
+
+
+@pytest.mark.thorough
+@pytest.mark.inprocess
+def test_a_run_is_cut_as_planned_saved_and_resumed_with_another_partitioner(train, cutting):
+    by_rows = custom("cutting.by_rows")
+    few = ("trainer.steps_per_epoch=3", "trainer.steps_per_execution=1")
+    done, folder = train(*by_rows, *few, "trainer.epochs=1")
+    assert [row["shard"] for row in done["placement"] if row["variable"] == "embedding/embeddings"] == [0, 1, 2]
+    run = run_config(*by_rows, *SMALL["features"])
+    planned = [asdict(shard) for shard in planner.make(run, load.load_source(run)).placed]
+    assert sorted(map(str, planned)) == sorted(
+        str({**row, "variable_shape": tuple(row["variable_shape"])}) for row in done["placement"]
+    )
+    resumed, _ = train(*custom(OF_TENSORFLOW, "num_shards=4"), *few, f"resume='{folder.path}'", into=folder)
+    assert resumed["steps"]["applied"] == 2 * done["steps"]["applied"]
+    assert [row["shard"] for row in resumed["placement"] if row["variable"] == "embedding/embeddings"] == [0, 1, 2, 3]
+
+
+# -- large variables
+
+
+@pytest.mark.inprocess
+def test_a_large_table_and_its_slots_are_filled_in_place_with_the_same_numbers(cluster_spec, monkeypatch):
+    def create_variables() -> dict[str, Any]:
+        start_afresh(1)
+        distribution = strategy.parameter_servers(cluster_spec[1], choices.FixedShards("fixed_shards", 2))
+        with variable_creation.in_place(), distribution.strategy.scope():
+            layer = layers.Embedding(20000, 40)
+            layer.build(None)
+            adagrad, adam = SparseAdagrad(initial_accumulator_value=0.3), LazyAdam()
+            for optimizer in (adagrad, adam):
+                optimizer.build(layer.trainable_variables)
+        tables = {f"table {index}": shard for index, shard in enumerate(layer.embeddings.variables)}
+        slots = {f"slot {index}": slot for index, slot in enumerate([*adagrad._accumulators, *adam._momentums])}
+        return {**tables, **slots}
+
+    filled = create_variables()
+    monkeypatch.setattr(variable_creation, "_LARGE_BYTES", 1 << 40)
+    plain = create_variables()
+    assert len(filled) == 6
+    for name, variable in filled.items():
+        assert isinstance(variable._v, UninitializedVariable), name
+        assert not isinstance(plain[name]._v, UninitializedVariable), name
+        assert variable.device == plain[name].device
+        np.testing.assert_array_equal(variable.numpy(), plain[name].numpy(), err_msg=name)
+    assert set(np.unique(filled["slot 0"].numpy())) == {np.float32(0.3)}
+    assert np.ptp(filled["table 0"].numpy()) > 0.05

@@ -1,15 +1,25 @@
-"""Embedding layers on lists of ids: the same rows and gradients as of TensorFlow's look-ups, and refusals by name."""
+"""Embedding layers on ids and lists of ids: rows and gradients of TensorFlow's look-ups, and refusals by name."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 from typing import Any
 
 import numpy as np
 import pytest
-from support import run_config
+import tensorflow as tf
+import tf_keras
+from outcomes import check_same
+from support import TABLED, run_config
 
-pytestmark = pytest.mark.tensorflow
+from psrun.cluster import strategy
+from psrun.errors import NonFiniteLossError
+from psrun.layers import Embedding, EmbeddingCollection, Table, fetch
+from psrun.layers.stack import arranged_for
+from psrun.program import lookups
+
+pytestmark = pytest.mark.inprocess
 
 ROWS, DIM, BATCH = 30, 4, 9
 COMBINERS = ("sum", "mean", "sqrtn", "max")
@@ -18,8 +28,6 @@ EXACT = {"rtol": 0, "atol": 1e-6}
 
 def _lists(seed: int, rows: int = ROWS) -> tuple[Any, Any]:
     """Lists of ids, the first, the last and another one empty, and weights, some of which are 0."""
-    import tensorflow as tf
-
     rng = np.random.default_rng(seed)
     lengths = rng.integers(1, 6, size=BATCH)
     lengths[[0, 4, -1]] = 0
@@ -30,8 +38,6 @@ def _lists(seed: int, rows: int = ROWS) -> tuple[Any, Any]:
 
 def _expected(table: Any, ids: Any, weights: Any, combiner: str | None) -> Any:
     """The rows of lists by TensorFlow, (batch, dim), or padded; by hand for 'max'."""
-    import tensorflow as tf
-
     if combiner is None:
         return tf.RaggedTensor.from_row_splits(tf.gather(table, ids.values), ids.row_splits).to_tensor()
     if combiner == "max":
@@ -44,8 +50,6 @@ def _expected(table: Any, ids: Any, weights: Any, combiner: str | None) -> Any:
 @contextlib.contextmanager
 def _shards(cluster_spec: Any, num_shards: int) -> Any:
     """Where variables are in one piece, or in two or three on two parameter servers."""
-    from psrun.cluster import strategy
-
     if num_shards == 1:
         yield
         return
@@ -56,8 +60,6 @@ def _shards(cluster_spec: Any, num_shards: int) -> Any:
 
 def _by_id(layer: Any, gradient: Any) -> np.ndarray:
     """Rows of a layer's variable, or of its gradient, by id."""
-    import tensorflow as tf
-
     parts = [tf.convert_to_tensor(each) for each in gradient]
     return tf.gather(tf.concat(parts, 0), layer.position(tf.range(ROWS))).numpy()
 
@@ -71,10 +73,6 @@ def _by_id(layer: Any, gradient: Any) -> np.ndarray:
     ],
 )  # fmt: skip
 def test_rows_and_gradients_are_those_of_tensorflow(cluster_spec, num_shards, combiner, weighted, deduplicate, kind):
-    import tensorflow as tf
-
-    from psrun.layers import Embedding
-
     with _shards(cluster_spec, num_shards):
         layer = Embedding(ROWS, DIM, combiner=combiner, deduplicate=deduplicate, embeddings_initializer="normal")
         layer.build(None)
@@ -105,12 +103,10 @@ def test_rows_and_gradients_are_those_of_tensorflow(cluster_spec, num_shards, co
 
 
 def _features() -> tuple[dict[str, Any], dict[str, Any], dict[str, str | None]]:
-    """Ids of seven features, the weights of some, and their combiners; the sizes of their tables are 20, 9 and 9."""
-    import tensorflow as tf
-
+    """Ids of eight features, the weights of some, and their combiners; tables of `sum` and `mean` have 20 rows."""
     rng = np.random.default_rng(3)
     ids: dict[str, Any] = {"one": tf.constant(rng.integers(20, size=(BATCH, 1)))}
-    ids["two"] = tf.constant(rng.integers(9, size=(BATCH, 2)))
+    ids["two"], ids["three"] = (tf.constant(rng.integers(9, size=(BATCH, width))) for width in (2, 3))
     weights = {}
     combiners = dict(zip(("sum", "mean", "sqrtn", "max", "weighted"), (*COMBINERS, "mean")))
     for number, name in enumerate((*combiners, "sequence")):
@@ -122,21 +118,20 @@ def _features() -> tuple[dict[str, Any], dict[str, Any], dict[str, str | None]]:
     return ids, weights, combiners
 
 
-@pytest.mark.parametrize(("num_shards", "deduplicate", "stack"), [(1, True, False), (2, False, True), (3, True, True)])
-def test_features_of_a_collection_are_pooled_as_those_of_single_layers(num_shards, deduplicate, stack):
-    import tensorflow as tf
-
-    from psrun.layers import Embedding, EmbeddingCollection, Table
-    from psrun.layers.stack import arranged_for
-
+@pytest.mark.parametrize(
+    ("num_shards", "deduplicate", "stack", "oov"),
+    [(1, True, False, "error"), (2, False, True, "row"), (3, True, True, "error")],
+)
+def test_features_of_a_collection_are_pooled_as_those_of_single_layers(num_shards, deduplicate, stack, oov):
     ids, weights, combiners = _features()
     tables = [
         Table("a", ("one", "sum", "mean"), 20, DIM), Table("b", ("two", "max"), 9, DIM),
-        Table("c", ("sqrtn", "sequence", "weighted"), 9, DIM),
+        Table("c", ("sqrtn", "sequence", "weighted"), 9, DIM), Table("d", ("three",), 9, 2),
     ]  # fmt: skip
     with arranged_for(num_shards):
-        layer = EmbeddingCollection(tables, stack=stack, deduplicate=deduplicate, combiner=combiners)
+        layer = EmbeddingCollection(tables, stack=stack, deduplicate=deduplicate, combiner=combiners, oov=oov)
         layer.build(None)
+    assert len(layer.trainable_variables) == (2 if stack else 4)
     clone = EmbeddingCollection.from_config(layer.get_config())
     assert clone.get_config() == layer.get_config()
     with tf.GradientTape() as tape:
@@ -152,7 +147,7 @@ def test_features_of_a_collection_are_pooled_as_those_of_single_layers(num_shard
         (held,) = [each for each in layer.stacks if table in each.tables]
         values = _rows_of(held, table)
         for name in table.features:
-            single = Embedding(table.num_ids, DIM, combiner=combiners.get(name))
+            single = Embedding(table.num_ids, table.dim, combiner=combiners.get(name), oov=oov)
             single.build(None)
             single.embeddings.assign(values)
             with tf.GradientTape() as tape:
@@ -175,10 +170,6 @@ def _rows_of(stack: Any, table: Any) -> np.ndarray:
 
 @pytest.mark.parametrize("names", [("one", "sum"), ("sum", "mean"), ("sum", "max", "one")])
 def test_a_pooled_feature_is_one_column_of_a_concatenation(names):
-    import tensorflow as tf
-
-    from psrun.layers import EmbeddingCollection, Table
-
     ids, _, combiners = _features()
     chosen = {name: combiners.get(name) for name in names}
     for combiner in (chosen, {name: each and "mean" for name, each in chosen.items()}):
@@ -194,10 +185,6 @@ def test_a_pooled_feature_is_one_column_of_a_concatenation(names):
 
 
 def test_ids_outside_of_their_tables_are_named_or_share_a_row():
-    import tensorflow as tf
-
-    from psrun.layers import Embedding, EmbeddingCollection, Table
-
     ids = {"x": tf.ragged.constant([[0, 4], [], [7, -2]]), "y": tf.ragged.constant([[3], [], []])}
     tables = [Table("a", ("x",), 5, 2), Table("b", ("y",), 9, 2)]
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"x \(table a, ids from 0 to 4\)\S*\] \[-2\] \[7\]"):
@@ -211,10 +198,6 @@ def test_ids_outside_of_their_tables_are_named_or_share_a_row():
 
 @pytest.mark.parametrize("combiner", [None, "mean"])
 def test_a_batch_without_any_id_gives_zeros(combiner):
-    import tensorflow as tf
-
-    from psrun.layers import EmbeddingCollection, Table
-
     empty = tf.RaggedTensor.from_row_splits(tf.zeros([0], tf.int64), tf.zeros([4], tf.int64))
     layer = EmbeddingCollection([Table(n, (n,), 5, 2) for n in "xy"], combiner=combiner, stack=True)
     with tf.GradientTape() as tape:
@@ -229,10 +212,6 @@ def test_a_batch_without_any_id_gives_zeros(combiner):
 @pytest.mark.parametrize("combiner", ["mean", "max"])
 def test_lists_of_one_value_are_the_rows_themselves(combiner):
     """In one function for all lengths: that nothing is summed where all have one value is decided for each batch."""
-    import tensorflow as tf
-
-    from psrun.layers import EmbeddingCollection, Table
-
     layer = EmbeddingCollection([Table(n, (n,), 9, DIM) for n in "xy"], combiner=combiner, stack=True)
     layer.build(None)
 
@@ -263,10 +242,6 @@ def test_lists_of_one_value_are_the_rows_themselves(combiner):
 
 
 def test_parts_without_common_rows_are_deduplicated_as_the_whole():
-    import tensorflow as tf
-
-    from psrun.layers import EmbeddingCollection, Table, fetch
-
     parts = [tf.constant([4, 2, 4, 4]), tf.zeros([0], tf.int32), tf.constant([9]), tf.constant([8, 8, 7])]
     whole = tf.unique(tf.concat(parts, 0))
     for given, expected in zip(fetch._unique(tf.concat(parts, 0), [4, 0, 1, 3]), whole):
@@ -286,10 +261,6 @@ IDS = [[1], [2, 3]]
 
 
 def test_weights_of_other_lengths_are_an_error_of_the_step_that_names_the_feature():
-    import tensorflow as tf
-
-    from psrun.layers import EmbeddingCollection, Table
-
     layer = EmbeddingCollection([Table("a", ("x",), 5, 2)], combiner="sum", name="t")
     spec = [tf.RaggedTensorSpec([None, None], dtype) for dtype in (tf.int64, tf.float32)]
     step = tf.function(lambda ids, weights: layer({"x": ids}, weights={"x": weights}), input_signature=spec)
@@ -301,10 +272,6 @@ def test_weights_of_other_lengths_are_an_error_of_the_step_that_names_the_featur
 
 
 def test_the_gradients_of_weights_of_0_are_finite():
-    import tensorflow as tf
-
-    from psrun.layers import Embedding
-
     ids = tf.ragged.constant([[1, 2], [3], []], dtype=tf.int64)
     weights = tf.Variable([0.0, 0.0, 1.0])
     for combiner in ("mean", "sqrtn"):
@@ -317,11 +284,6 @@ def test_the_gradients_of_weights_of_0_are_finite():
 
 
 def test_layers_get_the_mask_of_sequences_in_a_functional_model(tmp_path):
-    import tensorflow as tf
-    import tf_keras
-
-    from psrun.layers import EmbeddingCollection, Table
-
     ids, _ = _lists(4)
     inputs = {"x": tf_keras.Input((None,), dtype=tf.int64, name="x", ragged=True)}
     rows = EmbeddingCollection([Table("a", ("x",), ROWS, DIM)], name="tables")(inputs)["x"]
@@ -335,3 +297,94 @@ def test_layers_get_the_mask_of_sequences_in_a_functional_model(tmp_path):
     clone = tf_keras.models.clone_model(network)
     clone.set_weights(network.get_weights())
     np.testing.assert_array_equal(clone({"x": ids})[1], averaged)
+
+
+# -- tables of one id a value
+
+
+MODEL = (*TABLED, "model._target_=embeddings.model", "optimizer=sparse_adagrad", "partitioner=fixed_shards")
+
+
+def test_the_layer_gives_what_keras_does_and_its_gradients():
+    ids = tf.constant([[3, 3, 0], [9, 1, 3]])
+    for deduplicate, oov in itertools.product([True, False], ["error", "row"]):
+        ours, theirs = Embedding(10, 4, deduplicate=deduplicate, oov=oov), tf_keras.layers.Embedding(10, 4)
+        with tf.GradientTape() as tape:
+            rows = ours(ids)
+            loss = tf.reduce_sum(rows * rows)
+        theirs.build(None)
+        theirs.embeddings.assign(tf.gather(ours.embeddings, ours.position(tf.range(10))))
+        np.testing.assert_array_equal(rows, theirs(ids))
+        gradient = tf.convert_to_tensor(tape.gradient(loss, ours.embeddings))
+        counts = np.bincount(np.ravel(ids), minlength=10)[:, np.newaxis]
+        np.testing.assert_allclose(
+            tf.gather(gradient, ours.position(tf.range(10))), 2 * counts * theirs.embeddings.numpy(), rtol=1e-6
+        )
+        clone = Embedding.from_config(ours.get_config())
+        assert clone.get_config() == ours.get_config()
+
+
+@pytest.mark.thorough
+def test_what_is_frozen_stays_and_the_rest_trains_as_in_one_process(train):
+    pieces = (*MODEL, "model._target_=embeddings.partly_frozen", "trainer.steps_per_execution=3")
+    (_, here), (_, there) = (train(*pieces, f"cluster={cluster}", num_workers=1) for cluster in ("none", "inprocess"))
+    held = check_same(there, here)
+    weights = [value for name, value in held.items() if name.startswith("model") and value.ndim == 2]
+    assert sorted(bool((value == 1).all()) for value in weights) == [False, False, True, True, True]
+
+
+def test_a_gradient_that_is_not_finite_ends_the_run_and_names_the_table(train):
+    """A row that is seldom looked up would stay spoilt without a loss that shows it."""
+    with pytest.raises(NonFiniteLossError, match=r"embedding/embeddings"):
+        train(*MODEL, "model._target_=embeddings.rooted", "cluster=none", "trainer=custom_loop")
+
+
+def test_rows_and_gradients_that_travel_in_bfloat16_are_rounded(cluster_spec):
+    with _shards(cluster_spec, 2):
+        layer = Embedding(10, 4, wire="bfloat16", embeddings_initializer="normal")
+        layer.build(None)
+    shards = layer.embeddings.variables
+    ids = tf.constant([[3, 3, 0], [9, 1, 3]])
+
+    @tf.function
+    def computed():
+        with tf.GradientTape() as tape:
+            rows = layer(ids)
+            loss = tf.reduce_sum(rows * 0.3)
+        return rows, [tf.convert_to_tensor(each) for each in tape.gradient(loss, shards)]
+
+    rows, gradients = computed()
+    place = layer.position(tf.range(10))
+    table = tf.gather(tf.concat([*shards], 0), place)
+    rounded = tf.cast(tf.cast(table, tf.bfloat16), tf.float32)
+    np.testing.assert_array_equal(rows, tf.gather(rounded, ids))
+    assert np.any(rounded != table)
+    sent = float(tf.cast(tf.constant(0.3, tf.bfloat16), tf.float32))
+    times = np.bincount(np.ravel(ids), minlength=10)[:, np.newaxis]
+    np.testing.assert_allclose(tf.gather(tf.concat(gradients, 0), place), np.tile(sent * times, (1, 4)), rtol=1e-6)
+
+
+def test_whether_duplicates_are_sent_once_is_decided_by_a_batch():
+    few = tf.constant(np.arange(32).reshape(8, 4) % 5)
+    for batch, share, deduplicates in ((few, 5 / 32, True), (tf.reshape(tf.range(32), [8, 4]), 1.0, False)):
+        ids = tf_keras.Input((4,), dtype="int64", name="ids")
+        layer = Embedding(50, 3)
+        inner = tf_keras.Sequential([tf_keras.Input((4,), dtype="int64"), Embedding(50, 3)])
+        network = tf_keras.Model({"ids": ids}, [layer(ids), inner(ids)])
+        (decided,) = lookups.decide(network, {"ids": batch})  # nothing for a table in a model within the model
+        assert (decided.layer, decided.distinct) == (layer.name, pytest.approx(share, abs=1e-3))
+        assert (layer.deduplicate, decided.deduplicate) == (deduplicates, deduplicates)
+
+
+def test_ids_of_other_kinds_and_outside_of_the_table():
+    layer = Embedding(3000, 2)
+    assert len(set(layer.position(tf.range(3000)).numpy())) == 3000
+    wanted = layer(tf.constant([[2999, 0]]))
+    np.testing.assert_array_equal(layer(tf.constant([[2999.0, 0.0]])), wanted)
+    assert layer(tf.zeros([0, 2], tf.int64)).shape == (0, 2, 2)
+    assert Embedding(300, 2)(tf.constant([255], tf.uint8)).shape == (1, 2)
+    layer = Embedding(50, 3, oov="row", embeddings_initializer="normal")
+    inside, shared, negative = layer(tf.constant([49, 77, -1]))
+    np.testing.assert_array_equal(shared, negative)
+    assert np.any(shared != inside)
+    assert layer.num_rows > 50

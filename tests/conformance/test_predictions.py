@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import csv
 import json
-from pathlib import Path
 
 import pytest
+from outcomes import rows
 from sample_weights import NUM_EVAL, own_data
 from support import run_config
 
@@ -24,11 +23,6 @@ def counted(data: str, num_examples: int = NUM_ROWS) -> list[str]:
         "data.global_batch_size=3", "trainer.epochs=1", "trainer.steps_per_epoch=5", "trainer.steps_per_execution=5",
         "optimizer.learning_rate=0.0001", "evaluation=none",
     ]  # fmt: skip
-
-
-def rows(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 @pytest.fixture(scope="module")

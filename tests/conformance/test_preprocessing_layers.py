@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import csv
-import json
-import subprocess
-import sys
-
 import numpy as np
 import pytest
+import tf_keras
+from outcomes import rows, served
+from preprocessing_layers import WORDS, Examples, examples
 from support import run_config
 
+from psrun.checkpoint.logical import adapted
+from psrun.checkpoint.manifest import Contents
 from psrun.errors import ConfigError
+from psrun.roles import planner
+from psrun.tf_internals.keras import layers_within
 
 OWN = (
     "model=dense", "~model.hidden_units", "model._target_=preprocessing_layers.network",
@@ -19,62 +21,35 @@ OWN = (
     "data._target_=preprocessing_layers.Examples", "data.global_batch_size=32",
     "optimizer.learning_rate=0.1", "trainer.steps_per_epoch=8",
 )  # fmt: skip
-# Another process, without psrun: prints the predictions for features in a file.
-LOADS = """
-import json, sys
-import numpy as np
-import tensorflow as tf
-serve = tf.saved_model.load(sys.argv[1]).signatures["serving_default"]
-features = {name: tf.constant(values) for name, values in np.load(sys.argv[2]).items()}
-assert not [name for name in sys.modules if name.split(".")[0] == "psrun"]
-print(json.dumps(serve(**features)["prediction"].numpy()[:, 0].tolist()))
-"""
 
 
 @pytest.mark.thorough
 @pytest.mark.inprocess
 def test_such_a_model_trains_resumes_predicts_and_is_exported(train, predict, tmp_path):
-    from preprocessing_layers import WORDS, Examples, examples
-
-    from psrun.roles import planner
-
     words = tmp_path / "words.txt"
     words.write_text("\n".join(WORDS))
     own = (*OWN, f"+model.words={words}")
     servers = ("cluster=inprocess", "partitioner=fixed_shards", "evaluation=exact")
     features, labels = examples(101, seed=2)
-    np.savez(tmp_path / "features.npz", **features)
 
     result, folder = train(*own, *servers, "trainer.epochs=1")
     planned = planner.make(run_config(*own, *servers), Examples())
     assert shards(planned.placed) == shards(result["placement"])
     predict(folder, *own, *servers, f"predict.path={tmp_path / 'predictions.csv'}")
-    with open(tmp_path / "predictions.csv", encoding="utf-8") as file:
-        predictions = np.array([float(row["prediction"]) for row in csv.DictReader(file)])
+    predictions = np.array([float(row["prediction"]) for row in rows(tmp_path / "predictions.csv")])
     assert len(predictions) == result["evaluation"]["examples_seen"] == 101
     assert result["metrics"]["val_accuracy"] == pytest.approx(np.mean((predictions > 0.5) == labels[:, 0]))
 
     result, _ = train(*own, "cluster=none", "trainer.epochs=2", "export.at_end=true", into=folder)
     assert result["steps"]["applied"] == 16
-    ran = subprocess.run(
-        [sys.executable, "-c", LOADS, result["export"], tmp_path / "features.npz"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False,
-    )  # fmt: skip
-    assert ran.returncode == 0, ran.stderr
-    served = np.array(json.loads(ran.stdout))
-    assert result["metrics"]["val_accuracy"] == pytest.approx(np.mean((served > 0.5) == labels[:, 0]))
+    exported = np.array(served(result["export"], features, tmp_path))
+    assert result["metrics"]["val_accuracy"] == pytest.approx(np.mean((exported > 0.5) == labels[:, 0]))
     assert result["metrics"]["val_accuracy"] > 0.8
 
 
 @pytest.mark.tensorflow
 def test_layers_that_are_adapted_to_other_data_do_not_fit_a_checkpoint():
     """A word would have another id, and a number another bin."""
-    import tf_keras
-
-    from psrun.checkpoint.logical import adapted
-    from psrun.checkpoint.manifest import Contents
-    from psrun.tf_internals.keras import layers_within
-
     layers = tf_keras.layers
     words, numbers = np.array(["a", "b"]), np.arange(8.0)[:, np.newaxis]
 

@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 from support import STEPS, run_config
 
+from psrun.data import load
+from psrun.roles import planner
+
 BROUGHT = ["model=dense", "~model.hidden_units", "model._target_=python_branches.model", "optimizer=sgd",
            "~data.num_train_examples", "~data.num_eval_examples", "~data.noise", "~data.num_features",
            "data.global_batch_size=8"]  # fmt: skip
@@ -40,9 +43,6 @@ def test_it_trains_and_is_evaluated(train, pieces):
 
 @pytest.mark.inprocess
 def test_it_is_planned():
-    from psrun.data import load
-    from psrun.roles import planner
-
     run = run_config(*BROUGHT, "+model.own_step=true", BRANCHING, "cluster=inprocess", "mode=plan")
     assert set(planner.make(run, load.load_source(run)).traffic_by_variable) == {"dense/kernel", "dense/bias"}
 

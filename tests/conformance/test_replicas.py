@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
-from support import SAME, variables
+import tensorflow as tf
+from outcomes import check_same
+from tensorflow.config import LogicalDevice
+
+from psrun.closures import asynchronous_steps
+from psrun.cluster import servers, strategy
+from psrun.config import gpus
+from psrun.config.topology import Task
 
 pytestmark = pytest.mark.inprocess
 
@@ -19,9 +25,7 @@ def both(train, *pieces: str, replicas: int = 3):
     pieces = (*pieces, "cluster=inprocess")
     alone, here = train(*pieces, num_workers=1)
     split, there = train(*pieces, f"cluster.replicas_per_worker={replicas}", num_workers=1)
-    held = variables(there)
-    for name, values in variables(here).items():
-        np.testing.assert_allclose(held[name], values, **SAME, err_msg=name)
+    check_same(there, here)
     return alone, split
 
 
@@ -35,8 +39,6 @@ CASES = [
 @pytest.mark.thorough
 @pytest.mark.parametrize(("trainer", "pieces"), CASES)
 def test_steps_are_those_of_one_device(train, monkeypatch, trainer, pieces):
-    from psrun.closures import asynchronous_steps
-
     monkeypatch.setattr(asynchronous_steps, "_STEPS_TO_UNROLL_FOR", 1)
     alone, split = both(train, *IDS, "partitioner=fixed_shards", *pieces, f"trainer={trainer}", "data.audit=true")
     assert split["steps"] == alone["steps"] == {"applied": 16, "scheduled": 16, "repeated": 0}
@@ -63,8 +65,6 @@ def test_what_an_own_step_returns_can_be_followed(train):
 
 def logical(kind: str, *counts: int) -> list:
     """Devices of workers, so many of each; and of the others, as TensorFlow lists them."""
-    from tensorflow.config import LogicalDevice
-
     tasks = [f"/job:worker/replica:0/task:{task}" for task, count in enumerate(counts) for _ in range(count)]
     numbers = [number for count in counts for number in range(count)]
     others = [f"/job:{job}/replica:0/task:0/device:{kind}:0" for job in ("chief", "ps")]
@@ -84,20 +84,12 @@ def logical(kind: str, *counts: int) -> list:
     ],
 )
 def test_replicas_are_on_gpus_where_all_workers_have_so_many(monkeypatch, wanted, cpus, gpus, expected):
-    import tensorflow as tf
-
-    from psrun.cluster import strategy
-
     there = {"CPU": logical("CPU", *cpus), "GPU": logical("GPU", *gpus)}
     monkeypatch.setattr(tf.config, "list_logical_devices", there.__getitem__)
     assert strategy.replica_devices(wanted) == tuple(f"/device:{name}" for name in expected)
 
 
 def test_only_workers_have_gpus_and_on_one_machine_each_has_its_own(tmp_path):
-    from psrun.cluster import servers
-    from psrun.config import gpus
-    from psrun.config.topology import Task
-
     assert servers.devices("ps", 2) == servers.devices("ps", None) == {"GPU": 0}
     assert servers.devices("worker", None) == {}
     tasks = [Task("chief", 0), Task("ps", 0), Task("worker", 0), Task("worker", 1)]

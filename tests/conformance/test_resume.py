@@ -252,19 +252,6 @@ def test_the_files_of_hydra_are_replaced_whole(composed, tmp_path):
 
 
 @pytest.mark.thorough
-def test_a_run_of_ones_own_components_continues_without_them_being_named_again(psrun, tmp_path):
-    (tmp_path / "own" / "model").mkdir(parents=True)
-    mine = tmp_path / "own" / "model" / "mine.yaml"
-    mine.write_text("_target_: psrun.models.embedding.embedding\nembedding_dim: 5\n")
-    first = psrun("cluster=none", "hydra.run.dir=run", *QUICK, "trainer.epochs=1", "--config-dir", "own", "model=mine")
-    assert first.code == 0, first.stderr
-    mine.write_text("_target_: psrun.models.embedding.embedding\nembedding_dim: 7\n")
-    again = psrun("resume=run", "trainer.epochs=2")
-    assert again.code == 0, again.stderr
-    assert first.result["steps"]["applied"] == 40
-
-
-@pytest.mark.thorough
 @pytest.mark.command
 def test_a_run_resumes_on_another_cluster(psrun):
     """By the command; benchmarks/layouts.py, which `test_export` runs, resumes from every layout in every other."""

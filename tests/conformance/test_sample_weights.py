@@ -5,19 +5,14 @@ from __future__ import annotations
 import contextlib
 
 import pytest
-from sample_weights import Weighted, by_keras, one_output, own_data, two_outputs
+import tf_keras
+from sample_weights import Weighted, by_keras, off_by_more, one_output, own_data, two_outputs
 
 from psrun.config import keras_names
 from psrun.errors import ConfigError
 from psrun.metrics import counters
 
 EPOCHS, STEPS = 2, 8
-
-
-def huber(**options):
-    import tf_keras
-
-    return tf_keras.losses.Huber(**options)
 
 
 BY_OUTPUT = (
@@ -30,13 +25,11 @@ BY_OUTPUT = (
 @pytest.mark.thorough
 @pytest.mark.inprocess
 def test_losses_and_metrics_by_output_are_those_of_keras(train):
-    from sample_weights import off_by_more
-
     pieces = own_data("trainer=fit", "evaluation=exact", *BY_OUTPUT, model="two_outputs")
     result, folder = train(*pieces, "checkpoint.best_metric=val_click_auc", "checkpoint.best_mode=max", num_workers=1)
     expected = by_keras(
         two_outputs(), Weighted(outputs=2), batch_size=16, epochs=EPOCHS, steps=STEPS,
-        loss={"click": "binary_crossentropy", "price": huber(delta=0.5)},
+        loss={"click": "binary_crossentropy", "price": tf_keras.losses.Huber(delta=0.5)},
         weighted_metrics={"click": [counters.AUC(bits=8), "accuracy"], "price": [lambda y, p: off_by_more(y, p, 2.0)]},
     )  # fmt: skip
     renamed = {name.replace("<lambda>", "off_by_more").replace("lambda", "off_by_more") for name in expected}
@@ -80,8 +73,6 @@ def test_a_loss_and_metrics_by_name_take_logits_where_the_model_returns_them(tra
 @pytest.mark.tensorflow
 def test_every_name_of_a_loss_or_metric_is_one_that_keras_takes():
     """Names are read from tf-keras' source; metrics that need arguments are known, too."""
-    import tf_keras
-
     assert {"mse", "binary_crossentropy", "Huber"} < keras_names.losses()
     assert {"AUC", "mae", "Recall", "accuracy"} < keras_names.metrics()
     assert all(tf_keras.losses.get(name) for name in keras_names.losses())

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from support import run_config, variables
 
+from psrun.config import targets
+from psrun.config.targets import Target
+
 pytestmark = pytest.mark.tensorflow
 
 
 def rates(schedule: dict, *steps: int) -> list[float]:
-    from psrun.config import targets
-    from psrun.config.targets import Target
-
     name = f"psrun.optimizers.schedules.{schedule.pop('_target_')}"
     made = targets.call(Target(name, schedule, "optimizer.learning_rate"))
     assert type(made).from_config(made.get_config()).get_config() == made.get_config()

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import importlib
 import shutil
 from typing import Any
 
 import numpy as np
 import pytest
-from support import SAME, run_config, variables
+import tensorflow as tf
+import tf_keras
+from embeddings import WORDS, Pairs
+from outcomes import check_equal, check_same
+from support import run_config
 
+from psrun.data import load
 from psrun.errors import ConfigError
+from psrun.models.model import prepared
+from psrun.results.run_folder import RunFolder
+from psrun.roles import planner
 
 pytestmark = pytest.mark.inprocess
 
@@ -22,11 +31,6 @@ PIECES = (
 
 
 def model_of(name: str, **options: Any) -> Any:
-    import importlib
-
-    import tf_keras
-    from embeddings import Pairs
-
     tf_keras.backend.clear_session()  # which numbers the layers
     own = {"query_features": ["clicked", "price"]} if name == "two_tower" else {}
     return getattr(importlib.import_module(f"psrun.models.{name}"), name)(
@@ -36,9 +40,6 @@ def model_of(name: str, **options: Any) -> Any:
 
 @pytest.mark.parametrize(("name", "deduplicate"), [("wide_deep", None), ("dlrm", True), ("two_tower", False)])
 def test_the_gradients_of_all_features_arrive_in_the_one_table(name, deduplicate):
-    import tensorflow as tf
-    from embeddings import Pairs
-
     more = {} if deduplicate is None else {"deduplicate": deduplicate}
     shared, apart = model_of(name, shared_tables=SHARED, **more), model_of(name, **more)
     tables = {kind: f"{kind}{MODELS[name]}/embeddings:0" for kind in ("word", "clicked", "bought")}
@@ -60,17 +61,11 @@ def test_the_gradients_of_all_features_arrive_in_the_one_table(name, deduplicate
     np.testing.assert_allclose(ours, theirs, rtol=1e-6)
     assert np.abs(there[tables["clicked"]]).max() > 0 < np.abs(there[tables["bought"]]).max()
     there[tables["word"]] = there.pop(tables["clicked"]) + there.pop(tables["bought"])
-    for variable, gradient in here.items():
-        np.testing.assert_allclose(gradient, there[variable], rtol=1e-4, atol=1e-7, err_msg=variable)
+    check_equal(there, here, rtol=1e-4, atol=1e-7)
 
 
 @pytest.mark.parametrize("hashed", [True, False])
 def test_the_same_value_has_the_same_id_in_all_features(hashed):
-    import tensorflow as tf
-    from embeddings import WORDS, Pairs
-
-    from psrun.models.model import prepared
-
     words = tf.constant([*WORDS, "unknown"])[:, tf.newaxis]
     preprocessing, num_ids = prepared(Pairs(hashed=hashed))
     ids = preprocessing({"clicked": tf.tile(words, [1, 2]), "bought": words, "price": tf.zeros([len(words), 1])})
@@ -82,8 +77,6 @@ def test_the_same_value_has_the_same_id_in_all_features(hashed):
 @pytest.mark.thorough
 def test_a_cluster_trains_it_as_one_process_does(train, tmp_path):
     """From the same checkpoint, in which the table is whole; batches look up half of the rows again."""
-    from psrun.results.run_folder import RunFolder
-
     pieces = (*PIECES, "model=dlrm", "data.visitation=once")
     _, begun = train(*pieces, "cluster=none", "trainer.epochs=1")
     shutil.copytree(begun.path, tmp_path / "copy")
@@ -91,9 +84,7 @@ def test_a_cluster_trains_it_as_one_process_does(train, tmp_path):
     result, there = train(
         *pieces, "partitioner=fixed_shards", "partitioner.num_shards=2", "export.at_end=true", num_workers=1, into=begun
     )
-    held = variables(there)
-    for name, values in variables(here).items():
-        np.testing.assert_allclose(held[name], values, **SAME, err_msg=name)
+    check_same(there, here)
     tables = {
         row["variable"] for row in result["placement"] if row["kind"] == "model" and len(row["variable_shape"]) > 1
     }
@@ -102,13 +93,6 @@ def test_a_cluster_trains_it_as_one_process_does(train, tmp_path):
     assert lookup["layer"] == "word_rows"
     assert lookup["deduplicate"] is True  # 24 ids a batch, of 6 values
     assert lookup["distinct"] <= 6 / 24 + 0.001
-    _exports(result)
-
-
-def _exports(result: dict[str, Any]) -> None:
-    import tensorflow as tf
-    from embeddings import Pairs
-
     serve = tf.saved_model.load(result["export"]).signatures["serving_default"]
     ((features, label),) = Pairs().evaluation(batch_size=16)
     loss = tf.keras.losses.BinaryCrossentropy()(label, serve(**features)["prediction"])
@@ -127,9 +111,6 @@ def test_prefetched_rows_of_another_model_train_too(train):
 
 
 def test_a_plan_counts_the_table_once_and_the_rows_of_all_features():
-    from psrun.data import load
-    from psrun.roles import planner
-
     plans = []
     for shared in (True, False):
         run = run_config(*(PIECES if shared else PIECES[:-1]), "model=dlrm", "model.embedding_dim=4")

@@ -3,27 +3,39 @@
 from __future__ import annotations
 
 import contextlib
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
+import tf_keras
+from embeddings import Basket, baskets
 
+from psrun import layers
+from psrun.checkpoint.logical import LogicalCheckpoint, name_of
+from psrun.checkpoint.manifest import Contents
+from psrun.checkpoint.sources import KerasCheckpoints
+from psrun.cluster import placement
 from psrun.errors import ConfigError
+from psrun.layers import EmbeddingCollection, Table
+from psrun.layers.layout import StackLayout
+from psrun.layers.stack import first_values, stored_alone
+from psrun.optimizers import sparse
+from psrun.optimizers.sparse import SparseAdagrad
+from psrun.program import stacks
+from psrun.program.compiled_model import decide_lookups
+from psrun.program.stacks import of
+from psrun.tf_internals import optimizers
 
 pytestmark = pytest.mark.tensorflow
 
 
 def _tables(*names: str, **options: Any) -> list[Any]:
-    from psrun.layers import Table
-
     return [Table(name, (name,), 10 + 3 * index, 4, **options) for index, name in enumerate(names)]
 
 
 def _network(*names: str, stack: bool) -> Any:
-    import tf_keras
-
-    from psrun.layers import EmbeddingCollection
-
     tf_keras.backend.clear_session()
     inputs = {name: tf_keras.Input((1,), dtype="int64", name=name) for name in names}
     rows = EmbeddingCollection(_tables(*names), stack=stack, name="tables")(inputs)
@@ -32,11 +44,6 @@ def _network(*names: str, stack: bool) -> Any:
 
 
 def test_a_shard_of_which_a_batch_uses_no_row_stays_as_it_is():
-    import tensorflow as tf
-
-    from psrun.layers import EmbeddingCollection
-    from psrun.optimizers.sparse import SparseAdagrad
-
     layer = EmbeddingCollection(_tables("a", "b"), stack=True)
     layer.build(None)
     (variable,) = layer.trainable_variables
@@ -51,12 +58,6 @@ def test_a_shard_of_which_a_batch_uses_no_row_stays_as_it_is():
 
 
 def test_tables_of_a_stack_begin_with_any_initializer():
-    import tensorflow as tf
-    import tf_keras
-
-    from psrun.layers.layout import StackLayout
-    from psrun.layers.stack import first_values
-
     def threes(shape: Any, dtype: Any = None) -> tf.Tensor:
         return tf.fill(shape, tf.constant(3, dtype))
 
@@ -85,54 +86,37 @@ def test_tables_of_a_stack_begin_with_any_initializer():
                     )
 
 
-@pytest.mark.parametrize("scaled", [False, True])
-def test_a_legacy_optimizer_is_refused_for_stacks(scaled):
-    import tf_keras
+LEGACY = tf_keras.optimizers.legacy.Adam
 
-    from psrun.program import stacks
 
-    optimizer = tf_keras.optimizers.legacy.Adam(0.1)
-    optimizer = tf_keras.mixed_precision.LossScaleOptimizer(optimizer) if scaled else optimizer
-    with pytest.raises(ConfigError, match=r"legacy\.Adam"):
-        stacks.check_storable(_network("a", "b", stack=True), optimizer)
-    stacks.check_storable(_network("a", "b", stack=False), optimizer)
-    stacks.check_storable(_network("a", "b", stack=True), tf_keras.optimizers.Adam(0.1))
+def excluding(name: str, kind: type = tf_keras.optimizers.AdamW) -> Any:
+    optimizer = kind(0.1)
+    optimizer.exclude_from_weight_decay(var_names=[name])
+    return optimizer
 
 
 @pytest.mark.parametrize(
-    ("names", "refused"),
+    ("make", "refused"),
     [
-        (["^b/embeddings:0$"], True),
-        (["embeddings:0$"], False),
-        (["stack_4_of_a"], True),
-        (["bias"], False),
+        (lambda: LEGACY(0.1), True),
+        (lambda: tf_keras.mixed_precision.LossScaleOptimizer(LEGACY(0.1)), True),
+        (lambda: tf_keras.optimizers.Adam(0.1), False),
+        (lambda: excluding("^b/embeddings:0$"), True),
+        (lambda: excluding("^b/embeddings:0$", tf_keras.optimizers.Adam), False),  # without a decay
+        (lambda: excluding("embeddings:0$"), False),
+        (lambda: excluding("stack_4_of_a"), True),
+        (lambda: excluding("bias"), False),
     ],
 )
-def test_weight_decay_of_some_tables_of_a_stack_is_refused(names, refused):
-    import tf_keras
-
-    from psrun.program import stacks
-
-    optimizer = tf_keras.optimizers.AdamW(0.1)
-    optimizer.exclude_from_weight_decay(var_names=names)
-    stacks.check_storable(_network("a", "b", stack=False), optimizer)
+def test_a_legacy_optimizer_and_weight_decay_of_some_tables_are_refused_for_stacks(make, refused):
+    stacks.check_storable(_network("a", "b", stack=False), make())
     network = _network("a", "b", stack=True)
-    with pytest.raises(ConfigError, match="optimizer") if refused else contextlib.nullcontext():
-        stacks.check_storable(network, optimizer)
-    without = tf_keras.optimizers.Adam(0.1)
-    without.exclude_from_weight_decay(var_names=names)
-    stacks.check_storable(network, without)
+    with pytest.raises(ConfigError, match=r"^optimizer") if refused else contextlib.nullcontext():
+        stacks.check_storable(network, make())
 
 
 def _checkpointed(kind: str, stack: bool, rate: Any, steps: int = 0, **options: Any) -> tuple[Any, Any]:
     """An optimizer after some steps of a network, and their checkpoint."""
-    import tensorflow as tf
-    import tf_keras
-
-    from psrun.checkpoint.logical import LogicalCheckpoint
-    from psrun.optimizers import sparse
-    from psrun.tf_internals import optimizers
-
     kinds = {
         "Adam": tf_keras.optimizers.Adam,
         "legacy.Adam": tf_keras.optimizers.legacy.Adam,
@@ -149,11 +133,6 @@ def _checkpointed(kind: str, stack: bool, rate: Any, steps: int = 0, **options: 
     ("kind", "stack", "with_schedule"), [("Adam", True, True), ("legacy.Adam", False, False), ("LazyAdam", True, False)]
 )
 def test_a_schedule_and_a_rate_take_each_others_place(tmp_path, kind, stack, with_schedule):
-    import tensorflow as tf
-    import tf_keras
-
-    from psrun.checkpoint.manifest import Contents
-
     schedule, path = tf_keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5), str(tmp_path / "written")
     rates = (schedule, 0.2) if with_schedule else (0.2, schedule)
     before, written = _checkpointed(kind, stack, rates[0], steps=3)
@@ -169,11 +148,6 @@ def test_a_schedule_and_a_rate_take_each_others_place(tmp_path, kind, stack, wit
 
 
 def test_a_run_of_an_earlier_release_goes_on_without_its_moving_averages(tmp_path):
-    import tensorflow as tf
-
-    from psrun.checkpoint.manifest import Contents
-    from psrun.cluster import placement
-
     path = str(tmp_path / "written")
     before, written = _checkpointed("Adam", True, 0.1, steps=3, use_ema=True)
     after, restored = _checkpointed("Adam", True, 0.1)
@@ -196,10 +170,6 @@ def test_a_run_of_an_earlier_release_goes_on_without_its_moving_averages(tmp_pat
 )
 def test_a_checkpoint_without_a_value_of_an_object_does_not_restore(tmp_path, kind, stack, name):
     """Nor where values have moved and a legacy optimizer would lose its slots."""
-    import tensorflow as tf
-
-    from psrun.checkpoint.manifest import Contents
-
     _, checkpoint = _checkpointed(kind, stack, 0.1)
     path = str(tmp_path / "written")
     checkpoint.write(tf.constant(path))
@@ -211,11 +181,6 @@ def test_a_checkpoint_without_a_value_of_an_object_does_not_restore(tmp_path, ki
 
 def test_a_compiled_network_restores_from_a_checkpoint_with_another_optimizer(tmp_path):
     """A network tracks the optimizer that it was compiled with, which its evaluation does not need."""
-    import tensorflow as tf
-
-    from psrun.checkpoint.logical import LogicalCheckpoint
-    from psrun.checkpoint.manifest import Contents
-
     networks = [_network("a", "b", stack=stack) for stack in (False, True)]
     written, path = LogicalCheckpoint(networks[0]), str(tmp_path / "written")
     written.write(tf.constant(path))
@@ -227,8 +192,6 @@ def test_a_compiled_network_restores_from_a_checkpoint_with_another_optimizer(tm
 
 @pytest.mark.parametrize("stack", [True, False])
 def test_weights_of_keras_without_a_table_are_those_of_another_model(tmp_path, stack):
-    from psrun.checkpoint.sources import KerasCheckpoints
-
     _network("a", stack=stack).save_weights(str(tmp_path / "ckpt-1"))
     with pytest.raises(ConfigError, match="b/embeddings"):
         KerasCheckpoints(tmp_path).restore(_network("a", "b", stack=stack), "ckpt-1", 1)
@@ -241,13 +204,6 @@ def test_weights_of_keras_without_a_table_are_those_of_another_model(tmp_path, s
 
 def test_the_network_alone_restores_from_an_earlier_checkpoint_with_a_legacy_optimizer(tmp_path):
     """psrun 0.1.0 did not store keys, and a legacy optimizer has other keys for its slots."""
-    import tensorflow as tf
-    import tf_keras
-
-    from psrun import layers
-    from psrun.checkpoint.logical import LogicalCheckpoint, name_of
-    from psrun.checkpoint.manifest import Contents
-
     tf_keras.backend.clear_session()
     inputs = {name: tf_keras.Input((1,), dtype=tf.int64, name=f"{name}_ids") for name in "ab"}
     rows = [layers.Embedding(10 + 3 * index, 4, name=name)(inputs[name]) for index, name in enumerate("ab")]
@@ -265,9 +221,6 @@ def test_the_network_alone_restores_from_an_earlier_checkpoint_with_a_legacy_opt
 
 
 def test_the_configuration_keeps_that_a_collection_is_stored_alone():
-    from psrun.layers import EmbeddingCollection
-    from psrun.layers.stack import stored_alone
-
     with stored_alone():
         layer = EmbeddingCollection(_tables("a", "b"), stack=True)
     clone = EmbeddingCollection.from_config(layer.get_config())
@@ -277,10 +230,6 @@ def test_the_configuration_keeps_that_a_collection_is_stored_alone():
 @pytest.mark.parametrize("compiled", [True, False])
 def test_pooled_features_of_batches_of_other_sizes_are_an_error(compiled):
     """Lists of 4, 3 and 5 examples are as many as three times 4."""
-    import tensorflow as tf
-
-    from psrun.layers import EmbeddingCollection
-
     layer = EmbeddingCollection(_tables("a", "b", "c"), stack=True, combiner="sum")
     lists = {name: tf.RaggedTensor.from_row_lengths([0] * 6, [6] + [0] * more) for name, more in zip("abc", (3, 2, 4))}
     called = tf.function(layer) if compiled else layer
@@ -289,18 +238,11 @@ def test_pooled_features_of_batches_of_other_sizes_are_an_error(compiled):
 
 
 def test_the_tables_in_stacks_are_those_that_share_a_variable():
-    from psrun.program import stacks
-
     assert stacks.tables_in(_network("a", "b", stack=True)) == {"a/embeddings", "b/embeddings"}
     assert stacks.tables_in(_network("a", "b", stack=False)) == set()
 
 
 def test_no_batch_is_read_once_every_stack_is_decided():
-    from types import SimpleNamespace
-
-    from psrun.program.compiled_model import decide_lookups
-    from psrun.program.stacks import of
-
     program: Any = SimpleNamespace(network=_network("a", "b", stack=True), distribution=SimpleNamespace(coordinator=1))
     (stack,) = of(program.network)
     stack.deduplicate = True
@@ -308,10 +250,5 @@ def test_no_batch_is_read_once_every_stack_is_decided():
 
 
 def test_two_collections_with_a_table_of_the_same_name_are_refused():
-    import tf_keras
-    from embeddings import Basket, baskets
-
-    from psrun.program import stacks
-
     with pytest.raises(ConfigError, match="'item'"):
         stacks.check_storable(baskets(Basket()), tf_keras.optimizers.Adam(0.1))

@@ -291,19 +291,3 @@ def test_parts_of_a_batch_on_replicas_make_the_step_of_the_whole(replicated_spec
     expected = ByHand()
     expected.step(ids[0])
     expected.check(servers)
-
-
-def test_an_audit_goes_on_where_the_process_before_it_stopped(cluster_spec):
-    servers = OnServers(cluster_spec[1], "partitioner=none")
-    audit = Audit(servers.program)
-
-    def count(audit: Audit, *ids: int) -> None:
-        tf.function(lambda: audit.count(tf.constant(ids)) and None)()
-
-    count(audit, *range(EXAMPLES), 3)
-    later = Audit(servers.program, audit.state())
-    count(later, 3, 5)
-    seen = later.epoch()
-    assert seen["seen"] == {"0": 0, "1": EXAMPLES - 2, "2": 1, "3+": 1}
-    assert seen["by_worker"] == {"worker-0": {"seen": 2, "also_elsewhere": 2}}
-    assert later.epoch()["seen"] == {"0": EXAMPLES, "1": 0, "2": 0, "3+": 0}

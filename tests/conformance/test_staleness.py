@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 import delayed
 import pytest
+from outcomes import events
 from support import STEPS, TABLED, variables
 
 SHORT = ("evaluation=none", "checkpoint=none")
-
-
-def events(folder, kind):
-    lines = map(json.loads, (folder.path / "metrics.jsonl").read_text().splitlines())
-    return [event for event in lines if event["event"] == kind]
 
 
 @pytest.mark.inprocess
@@ -57,17 +51,7 @@ def test_updates_of_another_worker_between_a_read_and_its_update_are_counted(tra
         ),
     ],
 )
-def test_with_one_worker_only_its_own_updates_are_between(train, monkeypatch, pieces, histogram):
-    from psrun.closures import asynchronous_steps
-
-    begin = asynchronous_steps.AsynchronousSteps.__init__
-
-    def unrolled_at_once(self, *arguments, **options):
-        begin(self, *arguments, **options)
-        self._unroll()
-
-    monkeypatch.setattr(asynchronous_steps, "_STEPS_TO_UNROLL_FOR", 1)
-    monkeypatch.setattr(asynchronous_steps.AsynchronousSteps, "__init__", unrolled_at_once)
+def test_with_one_worker_only_its_own_updates_are_between(train, unrolled, pieces, histogram):
     result, folder = train(*pieces, *SHORT, num_workers=1)
     assert result["staleness"]["histogram"] == histogram
     assert [event["updates"] for event in events(folder, "staleness")] == [STEPS, STEPS]

@@ -4,31 +4,35 @@ from __future__ import annotations
 
 import pytest
 
+from psrun.closures import asynchronous_steps, step_profiler
+from psrun.closures.step_profiler import step_time
+
 pytestmark = pytest.mark.inprocess
 
 QUICK, SLOW = "data._target_=psrun.data.regression.Regression", "data._target_=slow_steps.Slow"
-PLANTED = {
-    "input": (SLOW, "slow_steps.quick"),
-    "compute": (QUICK, "slow_steps.slow"),
-    "traffic": (QUICK, "slow_steps.wide"),
-}
+LATE = ("trainer.prefetch_rows=true", "trainer.dense_sync_every=2")
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    ("planted", "trainer", "num_steps"),
-    [("input", "custom_loop", 1), ("compute", "custom_loop", 4), ("traffic", "fit", 4)],
-)  # fmt: skip
-def test_the_bottleneck_is_what_was_made_slow(train, monkeypatch, trainer, num_steps, planted):
-    from psrun.closures import asynchronous_steps, step_profiler
-
+    ("planted", "model", "pieces"),
+    [
+        ("input", "quick", (SLOW, "trainer.steps_per_execution=1")),
+        ("compute", "slow", (QUICK, "trainer.steps_per_execution=4")),
+        ("traffic", "wide", (QUICK, "trainer.steps_per_execution=4", "trainer=fit")),
+        # In functions and branches, and between rows and their gradients.
+        ("compute", "slow_branch", (QUICK, "trainer.steps_per_execution=4")),
+        ("compute", "slow_step", (QUICK, "trainer.steps_per_execution=4")),
+        ("compute", "slow_rows", (QUICK, "trainer.steps_per_execution=4", *LATE)),
+    ],
+)
+def test_the_bottleneck_is_what_was_made_slow(train, monkeypatch, planted, model, pieces):
     monkeypatch.setattr(step_profiler, "_EVERY_S", 0.0)
-    if num_steps > 1 and trainer == "custom_loop":  # written out
+    if pieces[1:] != ("trainer.steps_per_execution=1",) and "trainer=fit" not in pieces:  # written out
         monkeypatch.setattr(asynchronous_steps, "_STEPS_TO_UNROLL_FOR", 1)
-    data, model = PLANTED[planted]
     result, _ = train(
-        "model=dense", "~model.hidden_units", f"model._target_={model}", data, "data.global_batch_size=8",
-        "optimizer=sgd", "evaluation=none", f"trainer={trainer}", f"trainer.steps_per_execution={num_steps}",
+        "model=dense", "~model.hidden_units", f"model._target_=slow_steps.{model}", "data.global_batch_size=8",
+        "optimizer=sgd", "evaluation=none", *pieces,
         # Enough that the start of the input pipeline, up to a second on a busy machine, does not decide.
         "trainer.steps_per_epoch=36", "trainer.epochs=1", num_workers=1,
     )  # fmt: skip
@@ -42,36 +46,8 @@ def longest(step_time: dict) -> str:
     return max(("input", "traffic", "compute"), key=lambda name: step_time[f"{name}_s"])
 
 
-LATE = ("trainer.prefetch_rows=true", "trainer.dense_sync_every=2")
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("model", "more"),
-    [
-        ("slow_branch", ()),
-        ("slow_step", ()),
-        ("slow_rows", LATE),
-    ],
-)
-def test_computing_is_found_wherever_it_is(train, monkeypatch, model, more):
-    """In functions and branches, and between rows and their gradients."""
-    from psrun.closures import asynchronous_steps, step_profiler
-
-    monkeypatch.setattr(step_profiler, "_EVERY_S", 0.0)
-    monkeypatch.setattr(asynchronous_steps, "_STEPS_TO_UNROLL_FOR", 1)
-    result, _ = train(
-        "model=dense", "~model.hidden_units", f"model._target_=slow_steps.{model}", QUICK, "data.global_batch_size=8",
-        "evaluation=none", "trainer.steps_per_execution=4", "trainer.steps_per_epoch=16", "trainer.epochs=1", *more,
-        num_workers=1,
-    )  # fmt: skip
-    assert longest(result["step_time"]) == "compute", result["step_time"]
-
-
 @pytest.mark.thorough
 def test_the_time_of_the_first_batch_counts_as_time_to_the_first_step(train, monkeypatch):
-    from psrun.closures import step_profiler
-
     monkeypatch.setattr(step_profiler, "_EVERY_S", 0.0)
     result, _ = train(
         "model=dense", "~model.hidden_units", "model._target_=slow_steps.quick", "data._target_=slow_steps.LateFirst",
@@ -82,8 +58,6 @@ def test_the_time_of_the_first_batch_counts_as_time_to_the_first_step(train, mon
 
 
 def test_the_bottleneck_is_the_longest_stage():
-    from psrun.closures.step_profiler import step_time
-
     assert step_time([0, 0.0, 0.0, 0.0], 0.1) is None
     measured = step_time([10, 0.5, 0.1, 0.2], 0.1)
     assert measured is not None

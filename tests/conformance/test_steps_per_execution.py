@@ -2,43 +2,18 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 import numpy as np
 import pytest
-from support import SAME, STEPS, TABLED, variables
+from outcomes import check_same, events
+from support import STEPS, TABLED, variables
+
+from psrun.closures import asynchronous_steps
+from psrun.closures.asynchronous_steps import length_after, length_for
 
 pytestmark = pytest.mark.inprocess
 
 
-@pytest.fixture
-def unrolled(monkeypatch):
-    """Steps are written out one after the other also in runs of few steps, and from the first one on."""
-    from psrun.closures import asynchronous_steps, closure
-
-    monkeypatch.setattr(asynchronous_steps, "_STEPS_TO_UNROLL_FOR", 1)
-    traced: list[tuple[int, int | None]] = []
-    begin = asynchronous_steps.AsynchronousSteps.__init__
-
-    def begins(self: Any, *arguments: Any, **options: Any) -> None:
-        begin(self, *arguments, **options)
-        self._unroll()
-
-    monkeypatch.setattr(asynchronous_steps.AsynchronousSteps, "__init__", begins)
-    original = closure.Closure.function
-
-    def function(self: Any, unrolled: int = 1, num_steps: int | None = None) -> Any:
-        traced.append((unrolled, num_steps))
-        return original(self, unrolled, num_steps)
-
-    monkeypatch.setattr(closure.Closure, "function", function)
-    return traced
-
-
 def test_as_many_steps_as_fill_a_tenth_of_a_second_and_an_epoch_evenly():
-    from psrun.closures.asynchronous_steps import length_for
-
     assert [length_for(step_s, 1000, 2) for step_s in (1.0, 0.05, 0.02, 0.0125, 0.01, 0.002, 1e-9)] == [
         1,
         2,
@@ -71,8 +46,6 @@ def test_as_many_steps_as_fill_a_tenth_of_a_second_and_an_epoch_evenly():
     ],
 )
 def test_short_steps_are_measured_again_with_ten(before, step_s, least, wanted):
-    from psrun.closures.asynchronous_steps import length_after
-
     assert length_after(before, step_s, 1000, 2, least=least) == wanted
 
 
@@ -97,9 +70,7 @@ def test_unrolled_steps_give_the_numbers_of_one_process(train, unrolled, trainer
     )
     assert (3, 3) in unrolled
     assert result["steps"] == alone["steps"] == {"applied": 4 * STEPS, "scheduled": 4 * STEPS, "repeated": 0}
-    held = variables(there)
-    for name, values in variables(here).items():
-        np.testing.assert_allclose(held[name], values, **SAME, err_msg=name)
+    check_same(there, here)
     for name, value in alone["metrics"].items():
         assert result["metrics"][name] == pytest.approx(value, rel=1e-3, abs=1e-4), name
 
@@ -116,28 +87,11 @@ def test_a_metric_that_branches_and_assigns_counts_every_example(train, unrolled
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(("slow_s", "unrolled"), [(0.0, 0), (1e9, 1)])
-def test_slow_steps_are_not_unrolled(train, monkeypatch, slow_s, unrolled):
-    from psrun.closures import asynchronous_steps, closure
-
-    monkeypatch.setattr(asynchronous_steps, "_STEPS_TO_UNROLL_FOR", 1)
+def test_slow_steps_are_not_unrolled(train, monkeypatch, traced, slow_s, unrolled):
     monkeypatch.setattr(asynchronous_steps, "_SLOW_STEP_S", slow_s)
-    original, traced = closure.Closure.function, []
-
-    def function(self: Any, unrolled: int = 1, num_steps: int | None = None) -> Any:
-        traced.append(num_steps)
-        return original(self, unrolled, num_steps)
-
-    monkeypatch.setattr(closure.Closure, "function", function)
     result, _ = train("trainer.epochs=3", "evaluation=none", "checkpoint=none", num_workers=1)
     assert result["steps"]["applied"] == 3 * STEPS
-    assert traced == [None] + [3] * unrolled
-
-
-@pytest.mark.thorough
-def test_a_rest_of_steps_is_done_too(train, unrolled):
-    short = ("trainer.steps_per_epoch=7", "trainer.epochs=3", "evaluation=none", "checkpoint=none")
-    result, _ = train("trainer.steps_per_execution=5", *short)
-    assert result["steps"]["applied"] == 3 * 7
+    assert [num_steps for _, num_steps in traced] == [None] + [3] * unrolled
 
 
 @pytest.mark.thorough
@@ -167,8 +121,7 @@ def test_the_number_of_steps_is_chosen_and_reported(train):
     choice = result["steps_per_execution"]
     assert choice["step_s"] > 0
     assert 1 <= choice["num_steps"] <= 60
-    events = [json.loads(line) for line in (folder.path / "metrics.jsonl").read_text().splitlines()]
-    assert [event["num_steps"] for event in events if event["event"] == "packing"] == [choice["num_steps"]]
+    assert [event["num_steps"] for event in events(folder, "packing")] == [choice["num_steps"]]
 
 
 @pytest.mark.thorough
@@ -177,9 +130,7 @@ def test_weights_with_constraints_in_loops_and_in_branches_train_as_in_one_proce
     pieces = (*TABLED, "model._target_=embeddings.constrained", "optimizer=adam", "trainer.epochs=3")
     (_, here), (_, there) = (train(*pieces, f"cluster={cluster}", num_workers=1) for cluster in ("none", "inprocess"))
     assert (3, 3) in unrolled
-    held = variables(there)
-    for name, values in variables(here).items():
-        np.testing.assert_allclose(held[name], values, **SAME, err_msg=name)
+    held = check_same(there, here)
     (_, untrained) = train(*pieces, "trainer.epochs=1", "trainer.steps_per_epoch=1", "trainer.steps_per_execution=1")
     for name, values in variables(untrained).items():
         if "kernel" in name and "OPT" not in name:
@@ -189,8 +140,6 @@ def test_weights_with_constraints_in_loops_and_in_branches_train_as_in_one_proce
 @pytest.mark.thorough
 def test_a_number_chosen_at_the_end_of_an_epoch_holds_in_the_next(train, monkeypatch):
     """Keras puts back the number that it had before the last, shorter execution of an epoch."""
-    from psrun.closures import asynchronous_steps
-
     monkeypatch.setattr(asynchronous_steps, "length_for", lambda step_s, steps_per_epoch, num_workers: 4)
     result, _ = train(
         "trainer=fit",

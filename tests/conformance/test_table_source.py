@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import subprocess
 from pathlib import Path
@@ -10,11 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
+from outcomes import events
 from pyarrow import ipc
-from support import truncated
+from support import flipped, truncated
 from table_files import read, record, table, write, write_records
 
 from psrun.errors import DataError
+from psrun.models.model import prepared
 from psrun.results.run_folder import RunFolder
 
 pytestmark = pytest.mark.tensorflow
@@ -39,8 +41,6 @@ def binary(path: Path | str, **options: Any) -> Any:
 
 @pytest.mark.parametrize("ending", ["csv", "npz", "parquet"])
 def test_features_are_those_of_the_first_file_in_whatever_order_others_have_them(tmp_path, ending):
-    import tensorflow as tf
-
     write(tmp_path / f"rows.{ending}", rows()).rename(tmp_path / f"rows.{ending}-00000-of-00002")
     turned = dict(reversed(rows().items()))
     write(tmp_path / f"rows.{ending}", turned).rename(tmp_path / f"rows.{ending}-00001-of-00002")
@@ -88,12 +88,6 @@ def test_scales_are_those_that_the_run_recorded(tmp_path):
     assert (before.features["x"].mean, "scales" in before.facts) == (21.0, False)
 
 
-def test_columns_with_names_that_are_no_layers_get_others(tmp_path):
-    path = write(tmp_path / "rows.csv", {"fixed acidity": [1.0, 2.0], "label": [0, 1]})
-    assert list(binary(path).features) == ["fixed_acidity"]
-    assert list(binary(path, features={"acid": {"column": "fixed acidity"}}).features) == ["acid"]
-
-
 def test_floats_are_reported_with_mean_and_deviation(tmp_path):
     """Over all files to train on, and of logarithms as the model takes them."""
     first = {"x": [-1.0, 0.0, 5.0], "label": [0, 1, 1]}
@@ -106,8 +100,6 @@ def test_floats_are_reported_with_mean_and_deviation(tmp_path):
     described = source.features["x"], source.features["counts"]
     np.testing.assert_allclose([each.mean for each in described], [values.mean(), logarithms.mean()], rtol=1e-6)
     np.testing.assert_allclose([each.deviation for each in described], [values.std(), logarithms.std()], rtol=1e-6)
-
-    from psrun.models.model import prepared
 
     preprocessing, _ = prepared(source)
     given = preprocessing({name: values[:, np.newaxis].astype(np.float32) for name in features})
@@ -136,7 +128,6 @@ CASES: dict[str, tuple[str, dict[str, list], dict[str, Any], list[list]]] = {
                      [[1], [0], [0], [1]]),
     "class numbers": ("npz", {**X, "label": [2, 0, 1, 2]}, {"task": "multiclass", "num_classes": 3}, [2, 0, 1, 2]),
     "numbers to regress": ("csv", {**X, "label": [2, 0, 1, 2.5]}, {"task": "regression"}, [[2.0], [0.0], [1.0], [2.5]]),
-    "booleans": ("parquet", {**X, "label": [True, False, False, True]}, {"task": "binary"}, [[1], [0], [0], [1]]),
 }  # fmt: skip
 
 
@@ -180,8 +171,6 @@ def test_a_default_stands_for_what_is_missing(tmp_path, ending):
 
 
 def test_vocabularies_are_lists_or_files_and_integers_without_are_reported(tmp_path):
-    from psrun.models.model import prepared
-
     columns = {"work": ["b", "a", "c"], "day": [5, 3, 4], "hour": [1, 2, 3], "label": [0, 1, 0]}
     path = write(tmp_path / "rows.npz", columns)
     (tmp_path / "words.txt").write_text("a\nb\n")
@@ -230,8 +219,6 @@ def test_a_file_that_is_cut_short_is_an_error(tmp_path, ending):
 
 def test_records_that_are_cut_after_their_length_are_no_end(tmp_path):
     """TensorFlow reads 100 records of such a file without an error."""
-    import tensorflow as tf
-
     one = record({"age": 1, "label": 1})
     path = write_records(tmp_path / "rows.tfrecord", [one] * 101)
     whole = path.read_bytes()
@@ -245,9 +232,7 @@ def test_records_that_are_cut_after_their_length_are_no_end(tmp_path):
 @pytest.mark.parametrize("ending", [each for each in FORMATS if each != "parquet"])
 def test_a_flipped_bit_is_an_error(tmp_path, ending):
     path = write(tmp_path / f"rows.{ending}", rows())
-    held = bytearray(path.read_bytes())
-    held[len(held) // 2] ^= 1
-    path.write_bytes(held)
+    flipped(path)
     with pytest.raises(DataError):
         binary(path, features=FEATURES)
 
@@ -386,8 +371,7 @@ def test_a_run_keeps_the_guess_and_says_it_once(train, tmp_path):
     assert result["metrics"]["auc"] > 0.65
     write(path, {"user": [1, 2, 3, 4] * 60, "label": [0, 1, 1, 0] * 60})
     result, _ = train(*small, "trainer.epochs=2", into=RunFolder.take_over(folder.path, completed=True))
-    events = list(map(json.loads, folder.metrics.read_text().splitlines()))
-    (features,) = [event["features"] for event in events if event["event"] == "features"]
+    (features,) = [event["features"] for event in events(folder, "features")]
     assert [row["ids"] for row in features] == ["vocabulary"]
     assert result["steps"]["applied"] == 120
 

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import functools
-import io
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
+import sample_weights
+import table_files
+import tensorflow as tf
+import tf_keras
 from sample_weights import NUM_EVAL, NUM_TRAIN, one_output
 from support import run_config
+from table_files import write
 
-from psrun.config.topology import Task
+from psrun.data.order import Order
 from psrun.errors import DataError
 from psrun.metrics import counters
-from psrun.results.console import ConsoleSink
-from psrun.results.run_folder import RunFolder
+from psrun.program.compiled_model import _SEED_STRIDE
+from psrun.roles import planner
 
 pytestmark = pytest.mark.tensorflow
 
@@ -26,47 +31,8 @@ ROWS = {"age": [1.5, 2.5, 3.5, 4.5], "w": [2.0, 0.0, 0.25, 7.0], "label": [0, 1,
 EPOCHS, STEPS, BATCH, SEED = 2, 8, 16, 3
 
 
-def write(path: Path, columns: dict[str, list]) -> Path:
-    {".csv": _text, ".npz": _arrays, ".tfrecord": _records, ".parquet": _parquet}[path.suffix](path, columns)
-    return path
-
-
-def _text(path: Path, columns: dict[str, list]) -> None:
-    lines = [columns.keys(), *zip(*columns.values())]
-    path.write_text("".join(",".join(map(str, line)) + "\n" for line in lines))
-
-
-def _arrays(path: Path, columns: dict[str, list]) -> None:
-    np.savez(path, **{name: np.array(values) for name, values in columns.items()})
-
-
-def _records(path: Path, columns: dict[str, list]) -> None:
-    import tensorflow as tf
-
-    with tf.io.TFRecordWriter(str(path)) as writer:
-        for row in zip(*columns.values()):
-            record = tf.train.Example()
-            for name, value in zip(columns, row):
-                record.features.feature[name].float_list.value.append(value)
-            writer.write(record.SerializeToString())
-
-
-def _parquet(path: Path, columns: dict[str, list]) -> None:
-    import pyarrow
-    from pyarrow import parquet
-
-    parquet.write_table(pyarrow.table(columns), path)
-
-
 def table(path: Path, **options):
-    from psrun.data.table import Table
-
-    return Table(**{"path": str(path), "label": "label", "task": "binary", "weight": "w", **options})
-
-
-def text(path: Path, *weights: str) -> Path:
-    path.write_text("age,w,label\n" + "".join(f"{age},{weight},1\n" for age, weight in enumerate(weights)))
-    return path
+    return table_files.table(path, **{"task": "binary", "weight": "w", **options})
 
 
 @pytest.mark.parametrize("ending", ["csv", "npz", "tfrecord", "parquet"])
@@ -87,7 +53,7 @@ def test_weights_are_read_with_the_examples_and_are_no_feature(tmp_path, ending)
 
 @pytest.mark.parametrize(
     ("ending", "bad"),
-    [("csv", "-1"), ("npz", -1.0), ("tfrecord", math.nan), ("parquet", math.inf), ("parquet", None)],
+    [("csv", -1.0), ("npz", -1.0), ("tfrecord", math.nan), ("parquet", math.inf), ("parquet", None)],
 )
 def test_a_row_with_a_bad_weight_is_named_or_skipped(tmp_path, ending, bad):
     """`test_messages_training` has the messages."""
@@ -106,7 +72,7 @@ def test_examples_that_are_only_predicted_need_no_weights(tmp_path):
     options = {"cache": str(cache), "eval_path": str(write(tmp_path / "new.csv", unweighted))}
     with pytest.raises(DataError, match=r"new\.csv"):
         table(path, **options)
-    for columns in (unweighted, {**ROWS, "w": [-1, "nan", "", 1]}):
+    for columns in (unweighted, {**ROWS, "w": ["-1", "nan", "", "1"]}):
         write(tmp_path / "new.csv", columns)
         source = table(path, predicting=True, **options)
         ((features, label),) = source.evaluation(batch_size=9).as_numpy_iterator()
@@ -144,36 +110,23 @@ def files(tmp_path):
     return run, functools.partial(by_keras, parts)
 
 
-def by_keras(parts: dict[str, dict[str, np.ndarray]], *, l2: float, class_weight: bool = False) -> dict[str, float]:
+def by_keras(parts: dict[str, dict[str, np.ndarray]], *, l2: float, class_weight: Any = None) -> dict[str, float]:
     """Metrics of the last epoch and of an evaluation after it, by Keras with `sample_weight` in one process."""
-    import tensorflow as tf
-    import tf_keras
-
-    from psrun.data.order import Order
-    from psrun.program.compiled_model import _SEED_STRIDE
-
-    network = one_output(l2=l2)
-    network.compile(
-        tf_keras.optimizers.SGD(0.1), "binary_crossentropy",
-        weighted_metrics=[counters.AUC(bits=8), tf_keras.metrics.BinaryAccuracy(name="accuracy")],
-    )  # fmt: skip
     order = Order(NUM_TRAIN, BATCH, block=2, whole_passes=True)
     rows = np.concatenate([order.numbers(tf.constant(n, tf.int64), tf.constant(SEED * _SEED_STRIDE, tf.int64))
                            for n in range(EPOCHS * STEPS)])  # fmt: skip
-    train = {name: values[rows] for name, values in parts["train"].items()}
-    if class_weight:
-        train["w"] = train["w"] * np.where(train["label"] == 1, 5, 1)
-    last: dict[str, list[float]] = {}
-    for epoch in np.split(np.arange(len(rows)), EPOCHS):
-        x, w, label = (train[name][epoch] for name in ("x", "w", "label"))
-        last = network.fit(
-            {"x": x}, label, sample_weight=w, batch_size=BATCH, shuffle=False, verbose=0
-        ).history  # fmt: skip
-    held = parts["eval"]
-    evaluated = network.evaluate(
-        {"x": held["x"]}, held["label"], sample_weight=held["w"], batch_size=BATCH, return_dict=True, verbose=0
-    )
-    return {**{name: values[-1] for name, values in last.items()}, **{f"val_{k}": v for k, v in evaluated.items()}}
+
+    def examples(part: dict[str, np.ndarray]) -> tf.data.Dataset:
+        given = {"x": part["x"]}, part["label"][:, np.newaxis], part["w"].astype(np.float32)
+        return tf.data.Dataset.from_tensor_slices(given)
+
+    train = examples({name: values[rows] for name, values in parts["train"].items()}).batch(BATCH, drop_remainder=True)
+    source = SimpleNamespace(train=lambda **_: train, evaluation=lambda **_: examples(parts["eval"]).batch(BATCH))
+    return sample_weights.by_keras(
+        one_output(l2=l2), source, batch_size=BATCH, epochs=EPOCHS, steps=STEPS, class_weight=class_weight,
+        loss="binary_crossentropy",
+        weighted_metrics=[counters.AUC(bits=8), tf_keras.metrics.BinaryAccuracy(name="accuracy")],
+    )  # fmt: skip
 
 
 thorough = pytest.mark.thorough
@@ -193,7 +146,7 @@ def test_loss_and_metrics_are_those_of_keras_with_sample_weights(train, files, p
     run, expected = files
     l2 = 0.0 if "evaluation=validation" in pieces else 0.01
     result, _ = train(*run, f"+model.l2={l2}", *pieces, num_workers=1)
-    wanted = expected(l2=l2, class_weight=any("class_weight" in piece for piece in pieces))
+    wanted = expected(l2=l2, class_weight={0: 1.0, 1: 5.0} if "model.class_weight={0: 1, 1: 5}" in pieces else None)
     assert result["metrics"] == pytest.approx(wanted, rel=1e-6)
     assert result["evaluation"]["examples_seen"] == NUM_EVAL
     assert result["data"]["num_train_examples"] == NUM_TRAIN
@@ -201,38 +154,27 @@ def test_loss_and_metrics_are_those_of_keras_with_sample_weights(train, files, p
 
 @pytest.mark.inprocess
 @pytest.mark.thorough
-def test_every_mode_takes_a_weighted_table(train, files, tmp_path):
+def test_every_mode_takes_a_weighted_table(train, predict, evaluate, sidecar, files, tmp_path):
     """The metrics of an evaluation are those of the run; exports have no weights; predictions need none."""
-    import tensorflow as tf
-
-    from psrun.process import Stop
-    from psrun.roles import evaluation, planner, predictor, sidecar
-    from psrun.roles.task_context import TaskContext
-
     run, _ = files
     result, folder = train(*run, "evaluation=exact", "export.at_end=true", "data.audit=true")
     expected = {name.removeprefix("val_"): value for name, value in result["metrics"].items() if "val_" in name}
     (exported,) = (folder.path / "export").iterdir()
     assert [*tf.saved_model.load(str(exported)).signatures["serving_default"].structured_input_signature[1]] == ["x"]
 
-    context = TaskContext(folder, ConsoleSink(Console(file=io.StringIO(), width=200)), 0)
-    resumed = (*run, f"resume={folder.path}", "cluster=none")
-    evaluation.run(run_config(*resumed, "mode=evaluate"), context)
+    evaluate(folder, *run)
     (kept,) = (folder.path / "evaluations").iterdir()
     evaluated = json.loads(kept.read_text())
     assert (evaluated["metrics"], evaluated["examples_seen"]) == (pytest.approx(expected, rel=1e-6), NUM_EVAL)
 
     held = np.load(tmp_path / "eval.npz")
     np.savez(tmp_path / "new.npz", **{name: held[name] for name in ("x", "label")})
-    predictor.run(run_config(*resumed, "mode=predict", f"data.eval_path={tmp_path}/new.npz"), context)
+    predict(folder, *run, "cluster=none", f"data.eval_path={tmp_path}/new.npz")
     (predictions,) = (folder.path / "predictions").iterdir()
     assert len(predictions.read_text().splitlines()) == NUM_EVAL + 1
 
-    static = ("cluster=static", "cluster.addresses={worker: ['w:1'], ps: ['p:1']}", "evaluation=sidecar")
     folder.record("ended", status="completed", exit_code=0)
-    sidecar.run(
-        run_config(*run, *static), RunFolder.join(folder.path), context.console, Stop(), me=Task("evaluator", 0)
-    )
+    sidecar(folder, *run)
     evaluated = json.loads((folder.path / "evaluations" / f"{EPOCHS * STEPS}-sidecar.json").read_text())
     assert evaluated["metrics"] == pytest.approx(expected, rel=1e-6)
     assert planner.make(run_config(*run, "mode=plan"), table(tmp_path / "train.npz", features={"x": {"width": 4}}))

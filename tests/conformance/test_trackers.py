@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import sys
 
 import pytest
+import tensorflow as tf
+from outcomes import events
 from support import STEPS
+
+from psrun.errors import ConfigError
 
 pytestmark = pytest.mark.inprocess
 
 
 def scalars(folder) -> dict[str, list[tuple[int, float]]]:
-    import tensorflow as tf
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     held = EventAccumulator(str(folder), size_guidance={"tensors": 0}).Reload()
@@ -98,14 +100,11 @@ def test_a_store_that_cannot_be_written_costs_a_warning_and_no_training(train, t
     (tmp_path / "file").write_text("")
     result, folder = train("tracker=mlflow", f"tracker.tracking_uri={tmp_path}/file/store")
     assert result["steps"]["applied"] == 2 * STEPS
-    lines = map(json.loads, (folder.path / "metrics.jsonl").read_text().splitlines())
-    messages = [event["message"] for event in lines if event["event"] == "warning"]
+    messages = [event["message"] for event in events(folder, "warning")]
     assert len([text for text in messages if "the run continues without tracking" in text]) == 1
 
 
 def test_without_mlflow_the_error_shows_how_to_install_it(train, monkeypatch):
-    from psrun.errors import ConfigError
-
     monkeypatch.setitem(sys.modules, "mlflow", None)
     with pytest.raises(ConfigError, match=r"pip install 'psrun\[mlflow\]'"):
         train("tracker=mlflow")

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import json
 
 import pytest
-from rich.console import Console
+from outcomes import events
 from sample_weights import Weighted, own_data
-from support import run_config
-
-from psrun.config.topology import Task
-from psrun.process import Stop
-from psrun.results.console import ConsoleSink
-from psrun.results.run_folder import RunFolder
-from psrun.roles import evaluation, sidecar
-from psrun.roles.task_context import TaskContext
 
 pytestmark = pytest.mark.tensorflow
 
@@ -38,7 +29,9 @@ class OneClass(Weighted):
         ("fit", "validation", False),
     ],
 )
-def test_an_undefined_metric_is_null_and_no_value_for_what_compares_it(train, tmp_path, trainer, way, everywhere):
+def test_an_undefined_metric_is_null_and_no_value_for_what_compares_it(
+    train, evaluate, sidecar, tmp_path, trainer, way, everywhere
+):
     callbacks = f"trainer.callbacks=[{{_target_: tf_keras.callbacks.CSVLogger, filename: {tmp_path}/log.csv}}]"
     result, folder = train(
         *own_data("cluster=none", f"trainer={trainer}", f"evaluation={way}", "trainer.epochs=3"),
@@ -52,28 +45,18 @@ def test_an_undefined_metric_is_null_and_no_value_for_what_compares_it(train, tm
     assert (result["metrics"]["auc"] is None) == everywhere
     assert result["steps"]["applied"] == 24
     assert result.get("best_checkpoint") is None
-    events = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
-    warned = [event["message"].partition(":")[0] for event in events if event["event"] == "warning"]
+    warned = [event["message"].partition(":")[0] for event in events(folder, "warning")]
     assert warned == [*(["auc"] if everywhere else []), "val_auc"]
     if trainer == "custom_loop":
-        _evaluated_later(folder)
+        pieces = own_data("data._target_=test_undefined_metrics.OneClass", "+data.train=true")
+        shown = evaluate(folder, *pieces)
+        folder.record("ended", status="completed", exit_code=0)
+        shown += sidecar(folder, *pieces, "checkpoint.max_to_keep=9")
+        files = [json.loads(path.read_text()) for path in folder.evaluations.iterdir()]
+        assert {each["mode"] for each in files} == {"direct", "sidecar"}
+        assert {each["metrics"]["auc"] for each in files} == {None}
+        assert shown.count("val_auc: undefined") == 2  # once each
     else:
         header = (tmp_path / "log.csv").read_text().splitlines()[0].split(",")
         assert {"accuracy", "val_accuracy"} < {*header}
         assert ("auc" in header, "val_auc" in header) == (not everywhere, False)
-
-
-def _evaluated_later(folder: RunFolder) -> None:
-    """mode=evaluate and the sidecar record null and warn once, too."""
-    shown = io.StringIO()
-    console = ConsoleSink(Console(file=shown, width=300))
-    pieces = own_data("data._target_=test_undefined_metrics.OneClass", "+data.train=true", "checkpoint.max_to_keep=9")
-    evaluate = run_config(*pieces, f"resume={folder.path}", "mode=evaluate", "cluster=none")
-    evaluation.run(evaluate, TaskContext(folder, console, 0))
-    folder.record("ended", status="completed", exit_code=0)
-    static = ("cluster=static", "cluster.addresses={worker: ['w:1'], ps: ['p:1']}", "evaluation=sidecar")
-    sidecar.run(run_config(*pieces, *static), RunFolder.join(folder.path), console, Stop(), me=Task("evaluator", 0))
-    files = [json.loads(path.read_text()) for path in folder.evaluations.iterdir()]
-    assert {each["mode"] for each in files} == {"direct", "sidecar"}
-    assert {each["metrics"]["auc"] for each in files} == {None}
-    assert shown.getvalue().count("val_auc: undefined") == 2

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
+from outcomes import events
 from support import STEPS
 
 from psrun.errors import HookError, Interrupted
 from psrun.results.run_folder import RunFolder
+from psrun.training.loop import TrainingRun
 
 LOOP = ["trainer=own_loop", "model=dense"]
-
-
-def events(folder, kind):
-    lines = map(json.loads, (folder.path / "metrics.jsonl").read_text().splitlines())
-    return [event for event in lines if event["event"] == kind]
 
 
 @pytest.mark.inprocess
@@ -34,8 +29,6 @@ def test_an_own_loop_has_steps_of_several_kinds_and_metrics_of_its_own(train):
 @pytest.mark.inprocess
 @pytest.mark.parametrize("loop", ["plain", "tutorial"])
 def test_an_own_loop_on_workers_saves_within_epochs_and_resumes(train, loop, monkeypatch, tmp_path):
-    from psrun.training.loop import TrainingRun
-
     examples = STEPS * 32  # a pass is an epoch
     given = [*LOOP, f"trainer._target_=user_code.{loop}", "checkpoint.every_steps=6", "trainer.epochs=3",
              "trainer.steps_per_execution=2", "data.visitation=once", "data.audit=true",

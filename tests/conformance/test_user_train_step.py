@@ -8,6 +8,7 @@ import pytest
 from support import HARNESS, STEPS
 
 from psrun.errors import NonFiniteLossError
+from psrun.training.actions import Checks
 
 
 def own(name: str, *overrides: str) -> list[str]:
@@ -91,8 +92,6 @@ def test_metrics_to_follow_are_those_that_the_step_returns(train):
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("trainer", ["custom_loop", "fit"])
 def test_the_running_loss_is_that_of_the_running_epoch(train, monkeypatch, trainer):
-    from psrun.training.actions import Checks
-
     running = []
 
     def noted(self, context):

@@ -1,7 +1,8 @@
-"""The documentation site: all of conf/ and of the command line is in it, and nothing from elsewhere."""
+"""The documentation: all of conf/ and of the commands is in it, functions that it names exist, no link is broken."""
 
 from __future__ import annotations
 
+import ast
 import functools
 import http.server
 import importlib.util
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from sources import modules, nodes
 from support import REPOSITORY
 
 from psrun import errors
@@ -81,6 +83,45 @@ def test_the_texts_of_the_messages_are_those_of_the_code():
             words = part.strip(" ()")
             if words[:1].islower():
                 assert words in source, f"no message has {words!r}: change docs/reference/messages.md"
+
+
+# -- docs/explanation/design.md says in which function each thing happens
+
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+NAME = re.compile(r"`([\w.]+\.\w+)`")
+
+
+@functools.cache
+def defined() -> set[str]:
+    """`module.name` and `Class.method` of everything in psrun, and both with the package before them."""
+    names = set()
+    for path in modules():
+        module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for node in nodes(path)[0].body:
+            if isinstance(node, FUNCTIONS):
+                names |= {f"{path.stem}.{node.name}", f"{module}.{node.name}"}
+            elif isinstance(node, ast.ClassDef):
+                methods = {f"{node.name}.{each.name}" for each in node.body if isinstance(each, FUNCTIONS)}
+                names |= methods | {f"{module}.{method}" for method in methods}
+            elif isinstance(node, ast.Assign | ast.AnnAssign):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                names |= {f"{module}.{ast.unparse(target)}" for target in targets}
+    return names
+
+
+@pytest.mark.parametrize("section", ["Within a step", "After an epoch"])
+def test_every_sentence_of_a_list_names_functions_that_exist(section):
+    text = (ROOT / "docs/explanation/design.md").read_text().split(f"\n## {section}\n")[1].split("\n## ")[0]
+    named = {name for name in NAME.findall(text) if not name.startswith("trainer.")}
+    assert len(named) > 15
+    assert sorted(named - defined()) == []
+    items = re.findall(r"^(?:-|\d+\.) (.*(?:\n  .*)*)", text, flags=re.MULTILINE)
+    sentences = [each for item in items for each in re.split(r"(?<=\.) (?=[A-Z`])", " ".join(item.split()))]
+    assert len(sentences) > 20
+    assert [each for each in sentences if not NAME.search(each)] == []
+
+
+# -- the built site
 
 
 @pytest.fixture(scope="module")

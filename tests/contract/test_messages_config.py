@@ -17,7 +17,7 @@ from psrun.cli import dispatch, hydra_app, init
 from psrun.config import compose, overrides, parse, targets, topology
 from psrun.config.groups import CONF
 from psrun.data import commands as data_commands
-from psrun.errors import ConfigError, Problem, PsrunError
+from psrun.errors import ConfigError, Problem
 
 # Mistakes that are seen in one argument, before a configuration is composed.
 ARGUMENTS = [
@@ -125,7 +125,6 @@ VALUES: dict[str, list[Any]] = {
     "optimizer.epsilon": [[1e-7]],
     "optimizer._target_": ["tf_kears.optimizers.Adam", "keras.optimizers.Adam"],
     "early_stopping.metric": ["val_auc"],
-    "reduce_lr.factor": [2],
     "sweep.mode": ["max"],
     "restore": ["newest", "best"],
     "predict.path": ["predictions.txt"],
@@ -137,26 +136,20 @@ VALUES: dict[str, list[Any]] = {
 
 # Choices and keys that are valid alone.
 COMBINATIONS = [
-    "cluster=none data.visitation=dynamic",
-    "cluster.replicas_per_worker=4 data.global_batch_size=3",
+    "cluster=none data.visitation=dynamic optimizer=sparse_sgd optimizer.staleness_aware=true",
+    "cluster.replicas_per_worker=4 data.global_batch_size=3 checkpoint=none export.at_end=true",
     "trainer.steps_per_execution=101 trainer.steps_per_epoch=100",
-    "consistency=bounded_delay cluster=mirrored",
+    "optimizer=sparse_sgd optimizer.delay_compensation=-1",
+    "cluster=mirrored consistency=bounded_delay optimizer=sparse_sgd optimizer.delay_compensation=0.1",
     "consistency=sync trainer.steps_per_execution=5 trainer.prefetch_rows=true trainer.dense_sync_every=2",
-    "consistency=sync data.visitation=dynamic cluster.replicas_per_worker=2",
-    "consistency=sync consistency.backup_workers=2",
+    "consistency=sync data.visitation=dynamic cluster.replicas_per_worker=2 consistency.backup_workers=2",
+    "consistency=sync optimizer=sparse_sgd optimizer.staleness_aware=true",
     "consistency=sync consistency.backup_workers=-1",
     "consistency=sync consistency.min_workers=3",
     "consistency=sync consistency.min_workers=2 consistency.backup_workers=1",
     "consistency=sync cluster=tf_config trainer.steps_per_epoch=null",
-    "cluster=none optimizer=sparse_sgd optimizer.staleness_aware=true",
-    "cluster=mirrored optimizer=sparse_sgd optimizer.delay_compensation=0.1",
-    "optimizer=sparse_sgd optimizer.delay_compensation=-1",
     "optimizer=sparse_sgd optimizer.staleness_aware=true trainer.dense_sync_every=2",
-    "consistency=sync optimizer=sparse_sgd optimizer.staleness_aware=true",
     "optimizer=adam optimizer.use_ema=true",
-    "evaluation=validation",
-    "cluster=multi_worker_mirrored",
-    "checkpoint=none export.at_end=true",
     "data=table data.path=/rows/train-*.csv data.eval_path=/rows/eval.csv data.label=y",
 ]
 
@@ -249,21 +242,16 @@ def test_an_argument(snapshot, arguments):
 
 
 @pytest.mark.parametrize("line", COMMAND_LINES)
-def test_a_command_line(snapshot, monkeypatch, tmp_path, line):
+def test_a_command_line(monkeypatch, tmp_path, line, says):
     (tmp_path / "afile").touch()
     monkeypatch.setattr("sys.argv", ["psrun", *line.split()])
-    with pytest.raises(PsrunError) as raised:
-        dispatch._dispatch(0.0)
-    assert stated(raised.value, tmp=tmp_path) == snapshot
+    says(dispatch._dispatch, 0.0)
 
 
 @pytest.mark.parametrize("case", COMPOSED)
-def test_all_mistakes_at_once(snapshot, monkeypatch, tmp_path, case):
+def test_all_mistakes_at_once(monkeypatch, case, says):
     monkeypatch.setattr("sys.argv", ["psrun", "hydra.run.dir=run", *COMPOSED[case]])
-    with pytest.raises(ConfigError) as raised:
-        hydra_app.run(0.0)
-    assert "Hydra" not in str(raised.value)
-    assert stated(raised.value, tmp=tmp_path) == snapshot
+    says(hydra_app.run, 0.0)
 
 
 @pytest.mark.parametrize("case", FILES)
@@ -297,19 +285,15 @@ def test_a_value(snapshot, tmp_path, key):
 
 
 @pytest.mark.parametrize("arguments", COMBINATIONS)
-def test_a_combination(snapshot, tmp_path, arguments):
-    with pytest.raises(ConfigError) as raised:
-        parse.load(plain_config(*shlex.split(arguments)))
-    assert stated(raised.value, tmp=tmp_path) == snapshot
+def test_a_combination(arguments, says):
+    says(parse.load, plain_config(*shlex.split(arguments)))
 
 
 @pytest.mark.parametrize("node", CALLBACKS)
-def test_a_callback(snapshot, tmp_path, node):
+def test_a_callback(node, says):
     callbacks = node.replace("_target_: ", "_target_: tf_keras.callbacks.")
     raw = plain_config("trainer=fit", "checkpoint=none", *CALLBACKS[node], f"trainer.callbacks=[{callbacks}]")
-    with pytest.raises(ConfigError) as raised:
-        parse.load(raw)
-    assert stated(raised.value, tmp=tmp_path) == snapshot
+    says(parse.load, raw)
 
 
 def called(node: dict[str, Any]) -> None:
@@ -322,24 +306,20 @@ def called(node: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("node", TARGETS)
-def test_a_target(snapshot, tmp_path, node):
+def test_a_target(tmp_path, node, says):
     written(tmp_path / "mine.py", MINE.encode())
-    with pytest.raises(ConfigError) as raised:
-        called(yaml.safe_load(node))
-    assert stated(raised.value, tmp=tmp_path) == snapshot
+    says(called, yaml.safe_load(node))
 
 
 @pytest.mark.parametrize("case", TF_CONFIGS)
-def test_tf_config(snapshot, case):
+def test_tf_config(case, says):
     value = TF_CONFIGS[case]
     text = value if value is None or isinstance(value, str) else json.dumps(value)
-    with pytest.raises(ConfigError) as raised:
-        topology.from_tf_config(text)
-    assert stated(raised.value) == snapshot
+    says(topology.from_tf_config, text)
 
 
 @pytest.mark.parametrize("arguments", INSPECTIONS)
-def test_data_inspect(snapshot, tmp_path, arguments):
+def test_data_inspect(tmp_path, arguments, says):
     for name, content in {
         "rows.csv": "a;liked\n1;0\n2;1\n",
         "weighted.csv": "w,word\n1,a\n2,b\n",
@@ -350,13 +330,9 @@ def test_data_inspect(snapshot, tmp_path, arguments):
         "part-b.csv": "x\n1\n2\n",
     }.items():
         written(tmp_path / name, content.encode())
-    with pytest.raises(PsrunError) as raised:
-        data_commands.main(["inspect", *arguments.split()])
-    assert stated(raised.value, tmp=tmp_path) == snapshot
+    says(data_commands.main, ["inspect", *arguments.split()])
 
 
-def test_init(snapshot, tmp_path):
+def test_init(tmp_path, says):
     (tmp_path / "afile").touch()
-    with pytest.raises(ConfigError) as raised:
-        init.main([str(tmp_path)])
-    assert stated(raised.value, tmp=tmp_path) == snapshot
+    says(init.main, [str(tmp_path)])

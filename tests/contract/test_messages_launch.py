@@ -42,7 +42,6 @@ SUBMITTED = {
     "slurm: another cluster": ["slurm", "cluster=local"],
     "slurm: one process": ["slurm", "mode=plan"],
     "slurm: keys": ["slurm", "slurm.tim=5", "cluster.num_ps=0"],
-    "slurm: a folder with a run": ["slurm", "hydra.run.dir=there"],
     "slurm: a folder with a run and a quote": ["slurm", "hydra.run.dir='it\\'s'"],
     "slurm: a folder with a run, by ++": ["slurm", "++hydra.run.dir=there"],
     "slurm: a folder by the time": ["slurm", "hydra.run.dir=there/${now:%H}"],
@@ -98,39 +97,31 @@ def test_what_cannot_be_submitted(arguments, here, capsys, snapshot):
         submit.main(arguments)
     assert capsys.readouterr().out == ""
     # A folder without a name of its own is named by the time.
-    text = re.sub(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d", "<time>", stated(raised.value, here=here))
+    text = re.sub(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d", "<time>", stated(raised.value, tmp=here))
     assert text == snapshot
     assert {path.name for path in here.iterdir()} == {"there", "it's"}
 
 
 @pytest.mark.parametrize("overrides", CONFIGURED.values(), ids=CONFIGURED)
-def test_what_cannot_be_configured(overrides, here, snapshot):
-    with pytest.raises(PsrunError) as raised:
-        run_config(*overrides)
-    assert stated(raised.value, here=here) == snapshot
+@pytest.mark.usefixtures("here")
+def test_what_cannot_be_configured(overrides, says):
+    says(run_config, *overrides)
 
 
 @pytest.mark.parametrize(("cluster", "environment"), STARTED.values(), ids=STARTED)
-def test_a_process_that_is_no_task(cluster, environment, snapshot):
+def test_a_process_that_is_no_task(cluster, environment, says):
     run = run_config(f"cluster={cluster}", *(["kubernetes.name=run-1"] if cluster == "kubernetes" else []))
-    with pytest.raises(PsrunError) as raised:
-        task_assignment.identify(run, environment)
-    assert stated(raised.value) == snapshot
+    says(task_assignment.identify, run, environment)
 
 
-@pytest.mark.parametrize("engine", ["kubernetes", "slurm"])
-def test_settings_of_an_engine_go_with_its_cluster_only(engine, snapshot):
-    settings = raw_config("cluster=kubernetes")["kubernetes"] if engine == "kubernetes" else {}
-    with pytest.raises(PsrunError) as raised:
-        parse.load({**raw_config(), engine: settings})
-    assert stated(raised.value) == snapshot
+def test_settings_of_kubernetes_go_with_its_cluster_only(says):
+    """Those of Slurm: test_messages_config.py."""
+    says(parse.load, {**raw_config(), "kubernetes": raw_config("cluster=kubernetes")["kubernetes"]})
 
 
-def test_ray_that_is_not_installed(monkeypatch, snapshot):
+def test_ray_that_is_not_installed(monkeypatch, says):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(PsrunError) as raised:
-        ray_engine.check_installed()
-    assert stated(raised.value) == snapshot
+    says(ray_engine.check_installed)
 
 
 def test_a_budget_that_is_spent(snapshot):

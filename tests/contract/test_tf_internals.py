@@ -10,14 +10,38 @@ import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
+import portpicker
 import pytest
+import tensorflow as tf
+import tf_keras
+from tensorflow.python.autograph.pyct import loader
+from tensorflow.python.distribute.coordinator import cluster_coordinator
+from tensorflow.python.eager import context
+from tensorflow.python.framework import kernels
 
-from psrun.tf_internals import modules
+from psrun.cluster import strategy
+from psrun.cluster.probe import ServerStatus, statuses
+from psrun.config import choices
+from psrun.tf_internals import (
+    checkpoints,
+    closure_queue,
+    cluster,
+    datasets,
+    keras,
+    messages,
+    modules,
+    optimizers,
+    tracing,
+)
+from psrun.tf_internals.closure_queue import ClosureQueue
+from psrun.tf_internals.lost_workers import FailureHandler
 from psrun.tf_internals.required import require
 
-tensorflow = pytest.mark.tensorflow
+pytestmark = pytest.mark.tensorflow
 inprocess = pytest.mark.inprocess
+WHOLE = choices.NoPartitioner("none")
 
 
 def test_a_private_name_that_is_gone_is_an_error_with_the_installed_versions():
@@ -27,8 +51,6 @@ def test_a_private_name_that_is_gone_is_an_error_with_the_installed_versions():
 
 def test_the_files_that_autograph_wrote_are_removed(tmp_path, monkeypatch):
     """Also their bytecode, and the folder for it once it is empty."""
-    from tensorflow.python.autograph.pyct import loader
-
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
     module, path = loader.load_source("x = 1\n", delete_on_exit=False)
@@ -107,10 +129,7 @@ def test_a_chief_imports_modules_that_it_rarely_uses_only_when_they_are_used(tmp
     assert done.stdout.splitlines() == ["1 True", "(2, 1)", "True", "(2, 2, 3)"], done.stderr
 
 
-@tensorflow
 def test_a_process_that_only_serves_has_all_kernels_and_not_the_public_api():
-    from tensorflow.python.framework import kernels
-
     script = (
         "from psrun.tf_internals import modules; modules.import_for_servers()\n"
         "from psrun.roles import server\n"
@@ -147,14 +166,8 @@ def test_a_server_imports_tensorflow_whole_where_it_has_plug_ins(tmp_path, monke
 # variables and optimizers
 
 
-@tensorflow
 def test_an_optimizer_with_slots_of_its_own_keeps_keras_from_making_any():
-    import tensorflow as tf
-    import tf_keras
-
-    from psrun.tf_internals.optimizers import ADAGRAD_ACCUMULATORS, SlotOptimizer
-
-    class Own(SlotOptimizer, tf_keras.optimizers.Adagrad):
+    class Own(optimizers.SlotOptimizer, tf_keras.optimizers.Adagrad):
         pass
 
     optimizer, variables = Own(0.1), [tf.Variable([1.0]), tf.Variable([2.0])]
@@ -163,7 +176,7 @@ def test_an_optimizer_with_slots_of_its_own_keeps_keras_from_making_any():
     optimizer.slots_made()
     optimizer.build(variables)
     assert optimizer.has_slots
-    assert not hasattr(optimizer, ADAGRAD_ACCUMULATORS)
+    assert not hasattr(optimizer, optimizers.ADAGRAD_ACCUMULATORS)
     assert [optimizer.slot_index(each) for each in variables] == [0, 1]
     assert optimizer.variable_key(variables[0]) != optimizer.variable_key(variables[1])
     with pytest.raises(KeyError):
@@ -177,39 +190,32 @@ def test_an_optimizer_with_slots_of_its_own_keeps_keras_from_making_any():
     assert seen[0].indices.shape == [2]
 
 
-@tensorflow
-@pytest.mark.parametrize("name", ["Adam", "legacy.Adam", "legacy.SGD", "scheduled", "scaled", "legacy scaled"])
-def test_counters_of_an_optimizer_are_its_steps_and_its_numbers(name):
-    import tensorflow as tf
-    import tf_keras
+KINDS = tf_keras.optimizers
+SCALED = tf_keras.mixed_precision.LossScaleOptimizer
 
-    from psrun.tf_internals import optimizers
 
-    kinds = tf_keras.optimizers
-    factories = {
-        "Adam": lambda: kinds.Adam(0.1),
-        "legacy.Adam": lambda: kinds.legacy.Adam(0.1),
-        "legacy.SGD": lambda: kinds.legacy.SGD(0.1),
-        "scheduled": lambda: kinds.Adam(kinds.schedules.ExponentialDecay(0.1, 10, 0.5)),
-        "scaled": lambda: tf_keras.mixed_precision.LossScaleOptimizer(kinds.Adam(0.1)),
-        "legacy scaled": lambda: tf_keras.mixed_precision.LossScaleOptimizer(kinds.legacy.SGD(0.1)),
-    }
-    optimizer = factories[name]()
+@pytest.mark.parametrize(
+    ("make", "num_others", "is_legacy"),
+    [  # of the others one is the learning rate; legacy ones also have decay, beta_1 ...
+        (lambda: KINDS.Adam(0.1), 1, False),
+        (lambda: KINDS.legacy.Adam(0.1), 4, True),
+        (lambda: KINDS.legacy.SGD(0.1), 3, True),
+        (lambda: KINDS.Adam(KINDS.schedules.ExponentialDecay(0.1, 10, 0.5)), 1, False),
+        (lambda: SCALED(KINDS.Adam(0.1)), 1, False),
+        (lambda: SCALED(KINDS.legacy.SGD(0.1)), 3, True),
+    ],
+)
+def test_counters_of_an_optimizer_are_its_steps_and_its_numbers(make, num_others, is_legacy):
+    optimizer = make()
     optimizers.build(optimizer, [tf.Variable(1.0)])
     iterations, *others = optimizers.counters(optimizer)
     assert iterations is optimizer.iterations
-    expected = {"legacy.Adam": 4, "legacy.SGD": 3, "legacy scaled": 3}  # learning rate, decay, beta_1 ...
-    assert len(others) == expected.get(name, 1)
+    assert len(others) == num_others
     assert any(abs(float(each) - 0.1) < 1e-6 for each in others)
-    assert optimizers.updates_together(optimizer) == ("legacy" not in name)
+    assert optimizers.updates_together(optimizer) == (not is_legacy)
 
 
-@tensorflow
 def test_the_graphs_of_functions_and_of_branches_are_reported_apart():
-    import tensorflow as tf
-
-    from psrun.tf_internals import tracing
-
     graphs, outer = [], []
 
     def function(x):
@@ -233,13 +239,7 @@ def test_the_graphs_of_functions_and_of_branches_are_reported_apart():
 # cluster
 
 
-@tensorflow
 def test_the_options_of_servers_and_the_names_of_tables_can_be_set():
-    import tensorflow as tf
-    from tensorflow.python.eager import context
-
-    from psrun.tf_internals import cluster
-
     cluster.disable_thread_spinning()
     assert context.context().config.experimental.disable_thread_spinning
     cluster.name_tables_uniquely()
@@ -249,12 +249,7 @@ def test_the_options_of_servers_and_the_names_of_tables_can_be_set():
 
 @inprocess
 def test_branches_of_a_step_look_up_in_tables(cluster_spec):
-    import tensorflow as tf
-
-    from psrun.cluster import strategy
-    from psrun.config import choices
-
-    made = strategy.parameter_servers(cluster_spec[2], choices.NoPartitioner("none"))
+    made = strategy.parameter_servers(cluster_spec[2], WHOLE)
     with made.strategy.scope():
         words = tf.lookup.KeyValueTensorInitializer(tf.constant(["a", "b"]), tf.constant([1, 2]))
         table = tf.lookup.StaticHashTable(words, -1)
@@ -273,13 +268,8 @@ def test_branches_of_a_step_look_up_in_tables(cluster_spec):
     assert int(total) == 8
 
 
-@pytest.mark.tensorflow
 @pytest.mark.parametrize(("takes", "skips"), [("", False), (", **options", True), (", name=None, *, rest=0", False)])
 def test_aggregation_is_skipped_also_by_an_optimizer_that_passes_options_on(takes, skips):
-    import tf_keras
-
-    from psrun.tf_internals import optimizers
-
     names: dict[str, object] = {}
     exec(f"def apply_gradients(self, grads_and_vars{takes}): pass", names)
     own = type("Own", (tf_keras.optimizers.SGD,), {"apply_gradients": names["apply_gradients"]})()
@@ -287,50 +277,27 @@ def test_aggregation_is_skipped_also_by_an_optimizer_that_passes_options_on(take
     assert optimizers.without_aggregation(tf_keras.optimizers.SGD())
 
 
-@pytest.mark.tensorflow
 def test_a_queue_has_its_state_before_the_threads_of_workers_call_its_methods(monkeypatch):
-    from types import SimpleNamespace
-
-    from tensorflow.python.distribute.coordinator.cluster_coordinator import _CoordinatedClosureQueue
-
-    from psrun.tf_internals import closure_queue
-
     states: list[dict[str, object]] = []
     monkeypatch.setattr(closure_queue, "replace", lambda owner, name, around: states.append(dict(vars(owner))))
-    coordinator = SimpleNamespace(_cluster=SimpleNamespace(closure_queue=_CoordinatedClosureQueue(), workers=[]))
-    closure_queue.ClosureQueue.of(coordinator)
+    queue = cluster_coordinator._CoordinatedClosureQueue()
+    ClosureQueue.of(SimpleNamespace(_cluster=SimpleNamespace(closure_queue=queue, workers=[])))
     (state,) = states
     assert {"ended", "_rule", "_scheduling", "_busy_since_s"} <= set(state)
 
 
 @inprocess
 def test_workers_take_closures_by_a_rule(cluster_spec):
-    import tensorflow as tf
+    def choose(worker, queued):
+        return next((place for place, mark in enumerate(queued) if worker == 1 or mark is None), None)
 
-    from psrun.cluster import strategy
-    from psrun.config import choices
-    from psrun.tf_internals.closure_queue import ClosureQueue
-
-    class OnlyWorkerOne:
-        finished_by, gone, back = [], [], []
-
-        def choose(self, worker, queued):
-            return next((place for place, mark in enumerate(queued) if worker == 1 or mark is None), None)
-
-        def finished(self, worker, mark):
-            self.finished_by.append((worker, mark))
-
-        def left(self, worker):
-            self.gone.append(worker)
-
-        def returned(self, worker):
-            self.back.append(worker)
-
-        def is_over(self, mark):
-            return mark == "over"
-
-    coordinator = strategy.parameter_servers(cluster_spec[2], choices.NoPartitioner("none")).coordinator
-    queue, rule = ClosureQueue.of(coordinator), OnlyWorkerOne()
+    finished, gone = [], []
+    rule = SimpleNamespace(
+        choose=choose, finished=lambda *of: finished.append(of), left=gone.append, returned=lambda worker: None,
+        is_over=lambda mark: mark == "over",
+    )  # fmt: skip
+    coordinator = strategy.parameter_servers(cluster_spec[2], WHOLE).coordinator
+    queue = ClosureQueue.of(coordinator)
     assert ClosureQueue.of(coordinator) is queue
     queue.follow(rule)
 
@@ -347,23 +314,15 @@ def test_workers_take_closures_by_a_rule(cluster_spec):
     queue.joined()
     assert set(queue.waited_s()) == {1}
     coordinator._cluster.closure_queue.clear_tag_unlocked(0)  # as the thread of a lost worker
-    assert rule.gone == [0]
+    assert gone == [0]
     coordinator.schedule(worker)
     coordinator.join()
-    assert set(rule.finished_by) == {(1, "mine")}
+    assert set(finished) == {(1, "mine")}
 
 
 @inprocess
 def test_a_coordinator_waits_for_workers_by_the_method_that_is_replaced(cluster_spec, monkeypatch):
-    import tensorflow as tf
-    from tensorflow.python.distribute.coordinator.cluster_coordinator import WorkerPreemptionHandler
-
-    from psrun.cluster import strategy
-    from psrun.config import choices
-    from psrun.tf_internals import cluster
-    from psrun.tf_internals.lost_workers import FailureHandler
-
-    distribution = strategy.parameter_servers(cluster_spec[1], choices.NoPartitioner("none"))
+    distribution = strategy.parameter_servers(cluster_spec[1], WHOLE)
     coordinator, spec = distribution.coordinator, tf.TensorSpec([2], tf.int64)
     handler, called = coordinator._cluster.failure_handler, []
     assert isinstance(handler, FailureHandler)
@@ -377,7 +336,7 @@ def test_a_coordinator_waits_for_workers_by_the_method_that_is_replaced(cluster_
         "worker_device_name": "/job:worker/task:0",
     }
     with monkeypatch.context() as patch:  # no longer: the threads of all coordinators use it
-        patch.setattr(WorkerPreemptionHandler, "wait_on_failure", wait_on_failure)
+        patch.setattr(cluster_coordinator.WorkerPreemptionHandler, "wait_on_failure", wait_on_failure)
         handler.wait_on_failure(**waiting, on_recovery_fn=lambda: called.append("recovered"))
     assert called == ["recovered", "transient", "recovered"]
     iterator = iter(coordinator.create_per_worker_dataset(lambda: tf.data.Dataset.range(4).batch(2, True)))
@@ -386,14 +345,9 @@ def test_a_coordinator_waits_for_workers_by_the_method_that_is_replaced(cluster_
 
 @inprocess
 def test_the_incarnation_distinguishes_servers(cluster_spec):
-    import portpicker
-
-    from psrun.cluster.probe import ServerStatus, statuses
-    from psrun.tf_internals.cluster import incarnation
-
     addresses = dict(enumerate(cluster_spec[2].job_tasks("worker")))
     nowhere = f"localhost:{portpicker.pick_unused_port()}"
-    ask = {"timeout_s": 10.0, "incarnation": incarnation}
+    ask = {"timeout_s": 10.0, "incarnation": cluster.incarnation}
     first, again = (statuses({**addresses, "nowhere": nowhere}, **ask) for _ in range(2))
     assert first == again
     assert first["nowhere"] == ServerStatus(answers=False, refused=True)
@@ -405,13 +359,7 @@ def test_the_incarnation_distinguishes_servers(cluster_spec):
 # Keras
 
 
-@tensorflow
 def test_the_containers_of_metrics_and_losses_know_the_outputs():
-    import tensorflow as tf
-    import tf_keras
-
-    from psrun.tf_internals import keras
-
     inputs = tf_keras.Input([2])
     outputs = {name: tf_keras.layers.Dense(1, name=name)(inputs) for name in ("a", "b")}
     network = tf_keras.Model(inputs, outputs)
@@ -427,13 +375,7 @@ def test_the_containers_of_metrics_and_losses_know_the_outputs():
     assert all(float(metric.result()) == 0.0 for metric in network.compiled_loss.metrics)
 
 
-@tensorflow
 def test_a_backup_has_the_position_where_fit_resumes(tmp_path):
-    import tensorflow as tf
-    import tf_keras
-
-    from psrun.tf_internals import keras
-
     class Stopped(tf_keras.callbacks.Callback):
         def on_epoch_begin(self, epoch, logs=None):
             if epoch == 1:
@@ -450,12 +392,7 @@ def test_a_backup_has_the_position_where_fit_resumes(tmp_path):
     assert keras.position_in_backup(network, 2) == (1, 0)
 
 
-@tensorflow
 def test_a_save_holds_the_lock_while_it_looks_for_what_to_save(tmp_path):
-    import tf_keras
-
-    from psrun.tf_internals import keras
-
     held = []
 
     class Watched(tf_keras.Sequential):
@@ -471,13 +408,7 @@ def test_a_save_holds_the_lock_while_it_looks_for_what_to_save(tmp_path):
     assert not lock.locked()
 
 
-@tensorflow
 def test_fit_calls_the_train_function_and_counts_steps_as_it_is_reported():
-    import tensorflow as tf
-    import tf_keras
-
-    from psrun.tf_internals import keras, messages
-
     network, seen = tf_keras.Sequential([tf_keras.layers.Dense(1, input_shape=[1])]), []
     network.compile("sgd", "mse", steps_per_execution=2)
 
@@ -508,12 +439,7 @@ def test_fit_calls_the_train_function_and_counts_steps_as_it_is_reported():
 # data and checkpoints
 
 
-@tensorflow
 def test_files_are_shared_out_and_the_message_about_too_few_is_understood(tmp_path):
-    import tensorflow as tf
-
-    from psrun.tf_internals import datasets, messages
-
     paths = [tmp_path / name for name in ("a", "b")]
     for path in paths:
         path.write_text(f"{path.name}\n")
@@ -530,14 +456,8 @@ def test_files_are_shared_out_and_the_message_about_too_few_is_understood(tmp_pa
         datasets.share_files(tf.data.Dataset.range(3).with_options(options), 2)
 
 
-@tensorflow
 @pytest.mark.parametrize("kind", ["Adam", "legacy.Adam"])
 def test_a_checkpoint_names_its_values_and_its_steps(tmp_path, kind):
-    import tensorflow as tf
-    import tf_keras
-
-    from psrun.tf_internals import checkpoints, optimizers
-
     optimizer = {"Adam": tf_keras.optimizers.Adam, "legacy.Adam": tf_keras.optimizers.legacy.Adam}[kind](0.1)
     variable = tf.Variable([1.0], name="weight")
     optimizers.build(optimizer, [variable])
@@ -553,15 +473,7 @@ def test_a_checkpoint_names_its_values_and_its_steps(tmp_path, kind):
 # messages
 
 
-@tensorflow
 def test_texts_of_errors_are_those_of_this_tensorflow():
-    import inspect
-
-    import tensorflow as tf
-    from tensorflow.python.distribute.coordinator import cluster_coordinator
-
-    from psrun.tf_internals import messages
-
     with pytest.raises(tf.errors.OutOfRangeError) as ended:
         tf.function(lambda: next(iter(tf.data.Dataset.range(0))))()
     assert messages.data_ended(messages.gist(str(ended.value)))
@@ -578,12 +490,7 @@ def test_texts_of_errors_are_those_of_this_tensorflow():
     assert logging.getLogger(messages.LOGGER) is tf.get_logger()
 
 
-@tensorflow
 def test_the_errors_of_lost_tasks_and_cancelled_steps_are_reported_apart():
-    import tensorflow as tf
-
-    from psrun.tf_internals import messages
-
     nowhere = tf.errors.UnavailableError(None, None, "Socket closed")
     inner = (
         "recvmsg:Connection reset by peer\nAdditional GRPC error information from remote target /job:ps/replica:0/"
@@ -598,12 +505,7 @@ def test_the_errors_of_lost_tasks_and_cancelled_steps_are_reported_apart():
     assert messages.cancelled(str(tf.errors.CancelledError(None, None, "Operation was cancelled")))
 
 
-@tensorflow
 def test_autograph_converts_functions_of_users_and_none_of_psrun():
-    import tensorflow as tf
-
-    from psrun.tf_internals.tracing import converted, unconverted
-
     def halved(number):
         if number % 2 == 0:  # only AutoGraph understands this
             return number // 2
@@ -612,7 +514,7 @@ def test_autograph_converts_functions_of_users_and_none_of_psrun():
     def of_psrun(number):
         with pytest.raises(tf.errors.OperatorNotAllowedInGraphError):
             halved(number)
-        return tf.data.Dataset.range(number).map(lambda each: halved(each)), converted(halved)(number)
+        return tf.data.Dataset.range(number).map(lambda each: halved(each)), tracing.converted(halved)(number)
 
     of_psrun.__module__ = "psrun.tf_internals.tracing"
 
@@ -622,5 +524,5 @@ def test_autograph_converts_functions_of_users_and_none_of_psrun():
         return half + dataset.reduce(tf.constant(0, tf.int64), lambda total, each: total + each)
 
     assert int(total(tf.constant(4, tf.int64))) == 2 + (0 + 1 + 1 + 3)
-    assert int(unconverted(of_psrun)(tf.constant(4, tf.int64))[1]) == 2
-    assert converted(halved) is halved  # outside of a traced function
+    assert int(tracing.unconverted(of_psrun)(tf.constant(4, tf.int64))[1]) == 2
+    assert tracing.converted(halved) is halved  # outside of a traced function

@@ -16,30 +16,23 @@ ROWS, IDS, DIM = 50, 4, 3
 
 
 class Ids(ArraySource):
-    """Random ids, each example with a number to predict from them.
+    """Random ids, each example with a number to predict from them."""
 
-    Args:
-      highest: one more than the greatest id.
-      distinct: how many different ids there are.
-    """
-
-    def __init__(self, *, highest: int = ROWS, distinct: int = ROWS) -> None:
+    def __init__(self) -> None:
         rng = np.random.default_rng(3)
 
         def examples(count: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
-            ids = rng.integers(distinct, size=(count, IDS)) * (highest // distinct)
-            return {"ids": ids}, rng.normal(size=(count, 1)).astype(np.float32)
+            return {"ids": rng.integers(ROWS, size=(count, IDS))}, rng.normal(size=(count, 1)).astype(np.float32)
 
         super().__init__(
             features={"ids": Feature((IDS,), tf.int64)}, task="regression", train=examples(64), evaluation=examples(16)
         )
 
 
-def model(source: Ids, *, keras: bool = False, **options: Any) -> tf_keras.Model:
+def model(source: Ids, **options: Any) -> tf_keras.Model:
     """The mean over rows and ids, through a dense layer."""
     ids = tf_keras.Input((IDS,), dtype=tf.int64, name="ids")
-    table = tf_keras.layers.Embedding(ROWS, DIM) if keras else layers.Embedding(ROWS, DIM, **options)
-    averaged = tf_keras.layers.GlobalAveragePooling1D()(table(ids))
+    averaged = tf_keras.layers.GlobalAveragePooling1D()(layers.Embedding(ROWS, DIM, **options)(ids))
     return tf_keras.Model({"ids": ids}, tf_keras.layers.Dense(1, kernel_initializer="ones")(averaged))
 
 
@@ -127,18 +120,6 @@ def constrained(source: Ids) -> tf_keras.Model:
     return tf_keras.Model({"ids": ids}, tf_keras.layers.Dense(1, kernel_constraint="non_neg")(hidden))
 
 
-class OwnTrainStep(tf_keras.Model):
-    """Takes the usual step, under another name."""
-
-    def train_step(self, data: Any) -> Any:
-        return super().train_step(data)
-
-
-def own_step(source: Ids) -> tf_keras.Model:
-    plain = model(source)
-    return OwnTrainStep(plain.inputs, plain.outputs)
-
-
 def rooted(source: Ids) -> tf_keras.Model:
     """The root of rows that start with zeros: the first loss is finite, its gradient is not."""
     ids = tf_keras.Input((IDS,), dtype=tf.int64, name="ids")
@@ -177,6 +158,15 @@ class Basket(ArraySource):
         super().__init__(features=features, task="regression", train=examples(64), evaluation=examples(16))
 
 
+def _on_rows(source: Basket, of: Any, root: bool = False) -> tf_keras.Model:
+    """A linear model of what a function makes of inputs: rows by feature."""
+    inputs = {name: tf_keras.Input((width,), dtype=tf.int64, name=name) for name, (_, width) in source.SIZES.items()}
+    rows = of(inputs)
+    flat = tf_keras.layers.Concatenate()([tf_keras.layers.Flatten()(rows[name]) for name in source.SIZES])
+    flat = tf_keras.layers.Lambda(tf.sqrt)(flat) if root else flat
+    return tf_keras.Model(inputs, tf_keras.layers.Dense(1, kernel_initializer="ones")(flat))
+
+
 def basket(source: Basket, *, root: bool = False, **options: Any) -> tf_keras.Model:
     """A linear model of rows of two widths.
 
@@ -184,27 +174,25 @@ def basket(source: Basket, *, root: bool = False, **options: Any) -> tf_keras.Mo
       root: whether rows begin with zeros and the model takes their root, whose gradient is not finite.
       options: of the collection.
     """
-    inputs = {name: tf_keras.Input((width,), dtype=tf.int64, name=name) for name, (_, width) in source.SIZES.items()}
     first = "zeros" if root else "ones"  # shards draw other random numbers than whole tables do
     tables = [
         layers.Table(name, (name,), size, 2 if name == "brand" else DIM, first)
         for name, (size, _) in source.SIZES.items()
     ]
-    rows = layers.EmbeddingCollection(tables, name="tables", **options)(inputs)
-    flat = tf_keras.layers.Concatenate()([tf_keras.layers.Flatten()(rows[name]) for name in source.SIZES])
-    flat = tf_keras.layers.Lambda(tf.sqrt)(flat) if root else flat
-    return tf_keras.Model(inputs, tf_keras.layers.Dense(1, kernel_initializer="ones")(flat))
+    return _on_rows(source, layers.EmbeddingCollection(tables, name="tables", **options), root)
 
 
 def two_collections(source: Basket, *, stack: bool) -> tf_keras.Model:
     """A linear model whose tables are in the collections `first` and `second`."""
-    inputs = {name: tf_keras.Input((width,), dtype=tf.int64, name=name) for name, (_, width) in source.SIZES.items()}
-    rows = {}
-    for title, names in (("first", ("item", "shop")), ("second", ("city", "brand"))):
-        tables = [layers.Table(name, (name,), source.SIZES[name][0], DIM, "ones") for name in names]
-        rows |= layers.EmbeddingCollection(tables, name=title, stack=stack)({name: inputs[name] for name in names})
-    flat = tf_keras.layers.Concatenate()([tf_keras.layers.Flatten()(rows[name]) for name in source.SIZES])
-    return tf_keras.Model(inputs, tf_keras.layers.Dense(1, kernel_initializer="ones")(flat))
+
+    def rows(inputs: dict[str, Any]) -> dict[str, Any]:
+        found = {}
+        for title, names in (("first", ("item", "shop")), ("second", ("city", "brand"))):
+            tables = [layers.Table(name, (name,), source.SIZES[name][0], DIM, "ones") for name in names]
+            found |= layers.EmbeddingCollection(tables, name=title, stack=stack)({name: inputs[name] for name in names})
+        return found
+
+    return _on_rows(source, rows)
 
 
 def baskets(source: Basket) -> tf_keras.Model:

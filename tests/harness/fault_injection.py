@@ -15,19 +15,22 @@ from typing import Any
 
 import psutil
 import support
-from process_tree import ProcessTree
 
 POLL_S = 0.1
+LOOK_EVERY_S = 0.5
 BOUND_S = 90.0
 PORT = 5000
 # Steps of two workers that mostly wait: a run that lasts until a fault is over leaves the processor to other tests.
 MOSTLY_WAITING = "cluster.slow_workers={0: 0.1, 1: 0.1}"
 TASKS = {"chief-0": 0, "ps-0": 1, "worker-0": 2, "worker-1": 3}  # of a cluster on a network, and each one's host
-FORK_SERVER = "psrun fork-server"  # its title
 
 
 class Cluster:
-    """A running `psrun` and the tasks that it started."""
+    """A running `psrun` and what it started.
+
+    Attributes:
+      seen: all processes that it has been seen to start, also ended ones and those that have lost their parent.
+    """
 
     def __init__(
         self,
@@ -37,18 +40,19 @@ class Cluster:
         python: str = sys.executable,
         **environment: str,
     ) -> None:
-        named = ("hydra.run.dir=", "resume=")
+        named = ("hydra.run.dir=", "hydra.sweep.dir=", "resume=")
         given = [argument.partition("=")[2].strip("'") for argument in arguments if argument.startswith(named)]
-        self.root, self.folder = root, Path(given[0]) if given else root / "run"
+        self.root, self.folder = root, root / (given[0] if given else "run")
         self._out = (root / "stdout").open("w+")
         self._err = (root / "stderr").open("w+")
-        folder = [] if given else [f"hydra.run.dir='{self.folder}'"]
+        folder = [] if given or "-m" in arguments else [f"hydra.run.dir='{self.folder}'"]
         self.process = subprocess.Popen(
             [*prefix, python, "-m", "psrun", *support.last_choices(arguments), *folder],
             cwd=root, stdout=self._out, stderr=self._err, env=support.environment(**environment),
             start_new_session=True,
         )  # fmt: skip
-        self.tree = ProcessTree(self.process)
+        self.seen: set[psutil.Process] = set()
+        self._looked_s = 0.0
 
     # -- what there is to see
 
@@ -89,7 +93,7 @@ class Cluster:
         """The first true value of `condition`; fails where there is none within the bound."""
         deadline_s = time.monotonic() + within_s
         while time.monotonic() < deadline_s:
-            self.tree.look()
+            self.look()
             value = condition()
             if value:
                 return value
@@ -142,30 +146,41 @@ class Cluster:
         """Makes a task hang."""
         return self._send(name, signal.SIGSTOP)
 
-    def lose_fork_server(self, signum: int) -> None:
-        """Kills or stops the fork server, if there is one."""
-        for child in psutil.Process(self.process.pid).children():
-            with contextlib.suppress(psutil.Error):
-                if child.cmdline()[:1] and child.cmdline()[0].startswith(FORK_SERVER):
-                    child.send_signal(signum)
-
     def _send(self, name: str, signum: int) -> psutil.Process:
         process = self.task(name)
-        self.tree.look(now=True)
+        self.look(now=True)
         process.send_signal(signum)
         return process
 
-    # -- what must not be left
+    # -- how it must end, and what must not be left
+
+    def learned(self, num_steps: int) -> None:
+        """The run is whole: every step that was planned is applied, and the loss has fallen."""
+        result = self.result
+        assert (result["status"], result["exit_code"]) == ("completed", 0)
+        assert result["steps"]["applied"] >= result["steps"]["scheduled"] == num_steps
+        losses = [event["metrics"]["loss"] for event in self.events("epoch")]
+        assert losses[-1] < 0.5 * losses[0]
+        assert not (self.folder / ".tasks").exists()
+
+    def look(self, *, now: bool = False) -> None:
+        """Looks for new processes, if `now` or if it has not just been done: it reads all processes there are."""
+        if now or time.monotonic() - self._looked_s > LOOK_EVERY_S:
+            self._looked_s = time.monotonic()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                self.seen.update(psutil.Process(self.process.pid).children(recursive=True))
 
     def left(self) -> list[psutil.Process]:
-        """Processes of the cluster that still run."""
-        return self.tree.running()
+        """Those that still run."""
+        return [each for each in self.seen if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
 
     def close(self) -> None:
-        self.tree.look(now=True)
+        self.look(now=True)
         self.process.kill()
         self.process.wait()
-        self.tree.kill(after_s=5)
+        psutil.wait_procs([each for each in self.seen if each.is_running()], timeout=5)
+        for each in self.left():
+            each.kill()
         self._out.close()
         self._err.close()
 

@@ -90,9 +90,6 @@ def own_metric(source) -> keras.Model:
     return model
 
 
-def optimizer(learning_rate: float) -> keras.optimizers.Optimizer:
-    return keras.optimizers.SGD(learning_rate)
-
-
-class Callback(keras.callbacks.Callback):
-    pass
+# Under names that are not those of Keras.
+optimizer = keras.optimizers.SGD
+Callback = keras.callbacks.Callback

@@ -18,11 +18,11 @@ from psrun.models.model import Model
 class Sequences(ArraySource):
     """Sequences of 6 words of 40, and a number; the label is whether a word below 10 occurs."""
 
-    def __init__(self, *, num_words: int = 40) -> None:
+    def __init__(self) -> None:
         rng = np.random.default_rng(3)
-        words = rng.integers(num_words, size=(96, 6))
+        words = rng.integers(40, size=(96, 6))
         features = {"words": words, "number": rng.normal(size=(96, 1)).astype(np.float32)}
-        label = (words < num_words // 4).any(axis=1, keepdims=True).astype(np.float32)
+        label = (words < 10).any(axis=1, keepdims=True).astype(np.float32)
         super().__init__(
             features={"words": Feature((6,), tf.int64), "number": Feature((1,), tf.float32)}, task="binary",
             train=(features, label), evaluation=(features, label),
@@ -125,7 +125,7 @@ def tables(source, *, library: str = "keras") -> Model:
     return Model(keras.Model([words, number], keras.layers.Dense(1, "sigmoid")(both)))
 
 
-def lists(source, *, library: str = "keras", dtype: str = "float32") -> Any:
+def lists(source, *, library: str = "keras") -> Any:
     """Lists with weights and without a combiner, through stacked tables; from equal weights in both libraries."""
     k, own = (keras, keras3) if library == "keras" else (tf_keras, layers)
     seeded = weights_of(k)
@@ -137,12 +137,12 @@ def lists(source, *, library: str = "keras", dtype: str = "float32") -> Any:
         {"name": name, "features": (name,), "num_ids": 50, "dim": 4, "initializer": k.initializers.Constant(0.1)}
         for name in ("pooled", "read")
     ]
-    collection = own.EmbeddingCollection(tables, combiner={"pooled": "mean"}, dtype=dtype, name="tables")
+    collection = own.EmbeddingCollection(tables, combiner={"pooled": "mean"}, name="tables")
     ids = {"pooled": inputs["history"], "read": inputs["history"]}
     rows = collection(ids, weights={"pooled": inputs["history_weights"]})
-    seen = k.layers.LSTM(3, kernel_initializer=seeded(1), recurrent_initializer=seeded(2), dtype=dtype)(rows["read"])
-    dense = k.layers.Dense(4, "tanh", kernel_initializer=seeded(3), dtype=dtype)(inputs["x"])
-    both = k.layers.Concatenate(dtype=dtype)([rows["pooled"], seen, dense])
+    seen = k.layers.LSTM(3, kernel_initializer=seeded(1), recurrent_initializer=seeded(2))(rows["read"])
+    dense = k.layers.Dense(4, "tanh", kernel_initializer=seeded(3))(inputs["x"])
+    both = k.layers.Concatenate()([rows["pooled"], seen, dense])
     return k.Model(inputs, k.layers.Dense(1, kernel_initializer=seeded(4), name="score")(both))
 
 
@@ -178,11 +178,11 @@ class Places(keras.layers.Layer):
         return tensor + self.places
 
 
-def transformer(source, *, width: int = 8, num_blocks: int = 2) -> keras.Model:
+def transformer(source) -> keras.Model:
     """A classifier of sequences with the architecture of KerasHub's encoders: nothing is downloaded."""
     words = keras.Input((6,), dtype="int64", name="words")
-    tensor = Places(name="places")(keras3.Embedding(40, width, name="word")(words))
-    for number in range(num_blocks):
-        tensor = Block(width, name=f"block_{number}")(tensor)
+    tensor = Places(name="places")(keras3.Embedding(40, 8, name="word")(words))
+    for number in range(2):
+        tensor = Block(8, name=f"block_{number}")(tensor)
     tensor = keras.layers.GlobalAveragePooling1D()(tensor)
     return keras.Model({"words": words}, keras.layers.Dense(1, "sigmoid", name="score")(tensor))

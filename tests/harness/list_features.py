@@ -98,12 +98,16 @@ class _Ids(tf_keras.layers.Layer):
         )
 
 
-def sums(source: Any) -> tf_keras.Model:
+def sums(source: Any, initial: Any = "glorot_uniform") -> tf_keras.Model:
     """A linear model on sums of the values of a list and its weights, and on other numbers."""
     tensors = inputs(dict(source.features))
-    held = [_Ids()(tensors["history"], tensors["history_weights"])]
-    held += [tensors[name] for name in ("x", "age") if name in tensors]
-    return tf_keras.Model(tensors, tf_keras.layers.Dense(1)(tf.concat(held, 1)))
+    held = tf.concat([_Ids()(tensors["history"], tensors["history_weights"]), tensors["x"]], 1)
+    return tf_keras.Model(tensors, tf_keras.layers.Dense(1, kernel_initializer=initial)(held))
+
+
+def started(source: Any) -> tf_keras.Model:
+    """As `sums`, from the same weights in every run."""
+    return sums(source, tf_keras.initializers.Constant(0.1))
 
 
 def embedded(source: Any) -> Model:
@@ -125,21 +129,6 @@ class Called(tf_keras.Model):
         return self.top(self.ids(features["history"], features["history_weights"]))
 
 
-class Flat(tf_keras.Model):
-    """Takes one value of each feature."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.top = tf_keras.layers.Dense(1)
-
-    def call(self, features: Any) -> tf.Tensor:
-        return self.top(tf.concat([tf.cast(features["history"], tf.float32), features["x"]], axis=1))
-
-
-def flat(source: Any) -> tf_keras.Model:
-    return Flat()
-
-
 def called(source: Any) -> tf_keras.Model:
     return Called()
 
@@ -159,14 +148,6 @@ def own_data(*pieces: str, model: str = "sums") -> tuple[str, ...]:
         "~data.noise", "~data.num_features", "data.global_batch_size=16", "optimizer=sgd",
         "optimizer.learning_rate=0.01", *pieces,
     )  # fmt: skip
-
-
-def started(source: Any) -> tf_keras.Model:
-    """As `sums`, from the same weights in every run."""
-    tensors = inputs(dict(source.features))
-    held = tf.concat([_Ids()(tensors["history"], tensors["history_weights"]), tensors["x"]], 1)
-    initial = tf_keras.initializers.Constant(0.1)
-    return tf_keras.Model(tensors, tf_keras.layers.Dense(1, kernel_initializer=initial)(held))
 
 
 def write_csv(path: Path, count: int, *, seed: int) -> tuple[list[list[str]], list[float]]:

@@ -14,15 +14,17 @@ KINDS = {"none": {"kind": "none"}, "fixed_shards": {"kind": "fixed_shards", "num
 
 
 def a_run(
-    folder: Path, *, workers: int = 2, partitioner: str = "none", seed: int = 1, auc: float = 0.9, **changes: Any
-) -> Path:
+    folder: Path, *, workers: int = 2, partitioner: str = "none", seed: int = 1, auc: float = 0.9,
+    config: dict[str, Any] | None = None, **changes: Any,
+) -> Path:  # fmt: skip
     """A run of two epochs, which loses a worker in the second.
 
     Args:
+      config: keys of config.yaml that are otherwise.
       changes: keys of run.json that are otherwise; None leaves one out.
     """
     (folder / ".hydra").mkdir(parents=True)
-    config = {
+    values = {
         "data": {"_target_": "psrun.data.features.HeroFeatures", "global_batch_size": 64},
         "model": {"_target_": "psrun.models.embedding.embedding", "embedding_dim": 20},
         "optimizer": {"_target_": "tf_keras.optimizers.Adagrad", "learning_rate": 1e-05},
@@ -30,8 +32,9 @@ def a_run(
         "partitioner": KINDS[partitioner],
         "seed": seed,
         "resume": None,
+        **(config or {}),
     }
-    (folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(config)))
+    (folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(values)))
     overrides = [f"cluster.num_workers={workers}", f"partitioner={partitioner}", f"seed={seed}"]
     rate = 1000.0 * workers**0.8 + seed
     parts = 2 if partitioner == "fixed_shards" else 1

@@ -65,11 +65,11 @@ def two_outputs() -> tf_keras.Model:
 
 
 def by_keras(
-    network: tf_keras.Model, source: Weighted, *, batch_size: int, epochs: int, steps: int,
-    class_weight: Mapping[int, float] | None = None, **compiled: Any,
+    network: tf_keras.Model, source: Any, *, batch_size: int, epochs: int, steps: int,
+    class_weight: Mapping[int, float] | None = None, optimizer: Any = None, **compiled: Any,
 ) -> dict[str, float]:  # fmt: skip
     """Metrics of the last epoch and of an evaluation after it, by Keras in one process."""
-    network.compile(optimizer=tf_keras.optimizers.SGD(0.1), **compiled)
+    network.compile(optimizer=optimizer or tf_keras.optimizers.SGD(0.1), **compiled)
     train = source.train(batch_size=batch_size, seed=tf.constant(0, tf.int64))
     history = network.fit(train, epochs=epochs, steps_per_epoch=steps, class_weight=class_weight, verbose=0).history
     evaluated = network.evaluate(source.evaluation(batch_size=batch_size), return_dict=True, verbose=0)

@@ -13,6 +13,7 @@ import io
 import itertools
 import random
 import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,33 +109,25 @@ def random_schedule(seed: int) -> Schedule:
     draw = random.Random(seed)
     run = draw.choice(list(RUNS))
     names = [str(task) for task in plan_of(run).tasks()]
+    details: dict[str, Callable[[], float]] = {
+        "exit": lambda: draw.choices((-9, -15, 0, 1, 2, 137, 175), (8, 2, 2, 2, 1, 2, 4))[0],
+        "slow start": lambda: draw.choice((3.0, 8.0, END_S)),
+        "stop": lambda: draw.choice((signal.SIGINT, signal.SIGTERM)),
+        "suspended": lambda: draw.choice((5.0, 500.0)),
+        "hang": lambda: draw.choice((0, 1)),
+    }
     faults = []
     for _ in range(draw.choice((0, 1, 1, 2, 2, 3, 4))):
         kind = draw.choices(FAULTS, (8, 4, 1, 2, 1, 2, 2, 1))[0]
-        detail: float = 0
-        if kind == "exit":
-            detail = draw.choices((-9, -15, 0, 1, 2, 137, 175), (8, 2, 2, 2, 1, 2, 4))[0]
-        elif kind == "slow start":
-            detail = draw.choice((3.0, 8.0, END_S))
-        elif kind == "stop":
-            detail = draw.choice((signal.SIGINT, signal.SIGTERM))
-        elif kind == "suspended":
-            detail = draw.choice((5.0, 500.0))
-        elif kind == "hang":
-            detail = draw.choice((0, 1))
+        detail = details[kind]() if kind in details else 0
         faults.append(Fault(round(draw.uniform(0, 12), 3), kind, draw.choice(names), detail))
     code = draw.choices((ExitCode.DONE, ExitCode.FAILED, ExitCode.USAGE), (8, 1, 1))[0]
     return Schedule(run, tuple(sorted(faults, key=lambda fault: fault.at_s)), draw.randrange(4), 40, code, seed)
 
 
 @functools.cache
-def _config(run: str) -> RunConfig:
-    return run_config(*RUNS[run])
-
-
-@functools.cache
 def config_of(run: str, budget: int) -> RunConfig:
-    config = _config(run)
+    config = run_config(*RUNS[run])
     restart = dataclasses.replace(config.cluster.restart, budget=budget, **LIMITS)
     changed = dataclasses.replace(config, cluster=dataclasses.replace(config.cluster, restart=restart))
     if config.sidecar is not None:
@@ -144,7 +137,7 @@ def config_of(run: str, budget: int) -> RunConfig:
 
 @functools.cache
 def plan_of(run: str) -> TaskPlan:
-    return TaskPlan.of(_config(run))
+    return TaskPlan.of(run_config(*RUNS[run]))
 
 
 class Folder:
@@ -280,23 +273,17 @@ class SimulatedBackend(Backend):
         return True
 
 
-class Requested:
+class Requested(threading.Event):
     """The event of a `Stop`, whose waits take simulated time."""
 
     def __init__(self, world: World) -> None:
+        super().__init__()
         self._world = world
-        self._is_set = False
 
-    def set(self) -> None:
-        self._is_set = True
-
-    def is_set(self) -> bool:
-        return self._is_set
-
-    def wait(self, within_s: float) -> bool:
-        if not self._is_set:
-            self._world.wait(within_s)
-        return self._is_set
+    def wait(self, timeout: float | None = None) -> bool:
+        if not self.is_set():
+            self._world.wait(timeout or 0.0)
+        return self.is_set()
 
 
 class World(Sink):
@@ -330,7 +317,7 @@ class World(Sink):
         self.over_s: float | None = None
         self.chief_ended_s: float | None = None
         self.stop = Stop()
-        self.stop.requested = Requested(self)  # type: ignore[assignment]
+        self.stop.requested = Requested(self)
         self.plan = plan_of(schedule.run)
         self.tasks = {task: SimulatedTask(task, self) for task in self.plan.tasks()}
         self.chief = self.tasks[CHIEF]
@@ -355,7 +342,8 @@ class World(Sink):
         run = config_of(self.schedule.run, self.schedule.budget)
         reporter = SimulatedReporter([self], started_s=0.0)
         reporter.world = self
-        launch = Launch(run, self.plan, self.folder, self.stop, _QUIET, reporter)  # type: ignore[arg-type]
+        quiet = Console(file=io.StringIO(), quiet=True, force_terminal=False)
+        launch = Launch(run, self.plan, self.folder, self.stop, quiet, reporter)  # type: ignore[arg-type]
         supervisor = Supervisor(launch, self.backend, Clock(lambda: self.now_s, self.wait))
         try:
             self.code = supervisor.run()
@@ -596,9 +584,6 @@ class SimulatedReporter(Reporter):
     @property
     def wall_s(self) -> float:
         return self.world.now_s
-
-
-_QUIET = Console(file=io.StringIO(), quiet=True, force_terminal=False)
 
 
 def violations(world: World) -> list[str]:

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
+from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -153,7 +154,7 @@ class Machine:
         ends_s = self.now_s + _LONGEST_S
         while any(not thread.is_over for thread in self._threads) or self._timers:
             timer = min(self._timers, default=None)
-            thread = min((each for each in self._threads if not each.is_over), key=_wakes_s, default=None)
+            thread = min((each for each in self._threads if not each.is_over), key=attrgetter("wakes_s"), default=None)
             if timer is not None and (thread is None or timer[0] <= thread.wakes_s):
                 self._timers.remove(timer)
                 self.now_s = max(self.now_s, timer[0])
@@ -230,10 +231,6 @@ class Machine:
 _write_atomic = files.write_atomic
 
 
-def _wakes_s(thread: _Thread) -> float:
-    return thread.wakes_s
-
-
 class Job:
     """The process of a job, as `psrun.launch.child_processes.ChildProcess`.
 
@@ -252,13 +249,6 @@ class Job:
         self._has_begun = False
         self._is_ending = False
         machine.at(_BEGINS_AFTER_S, self._begin)
-
-    @property
-    def is_over(self) -> bool:
-        return self._code is not None
-
-    def poll(self) -> int | None:
-        return self._code
 
     def wait(self, timeout: float | None = None) -> int:
         if self._code is None and timeout is not None:

@@ -48,33 +48,22 @@ def slow(source: Regression) -> tf_keras.Model:
 
 
 class Called(tf_keras.layers.Layer):
-    """Computes for long in a function, or in a branch."""
-
-    def __init__(self, *, branch: bool) -> None:
-        super().__init__()
-        self._branch = branch
+    """Computes for long in a function that a branch calls."""
 
     def build(self, shape: tf.TensorShape) -> None:
         self.kernel = self.add_weight(name="kernel", shape=[10, 1])
 
     def call(self, value: tf.Tensor) -> tf.Tensor:
-        if self._branch:
-            return tf.cond(tf.shape(value)[0] > 1, lambda: self._slowly(value), lambda: value[:, :1])
-        return self._slowly(value)
+        return tf.cond(tf.shape(value)[0] > 1, lambda: self._slowly(value), lambda: value[:, :1])
 
     @tf.function
     def _slowly(self, value: tf.Tensor) -> tf.Tensor:
         return busy(tf.matmul(value, self.kernel))
 
 
-def slow_function(source: Regression) -> tf_keras.Model:
-    x = tf_keras.Input([10], name="x")
-    return tf_keras.Model(x, Called(branch=False)(x))
-
-
 def slow_branch(source: Regression) -> tf_keras.Model:
     x = tf_keras.Input([10], name="x")
-    return tf_keras.Model(x, Called(branch=True)(x))
+    return tf_keras.Model(x, Called()(x))
 
 
 def slow_rows(source: Regression) -> tf_keras.Model:

@@ -137,9 +137,6 @@ class Slurm:
     def prefix(self) -> list[str]:
         return self._on(0)
 
-    def start(self, *command: str, **options: Any) -> subprocess.Popen:
-        return subprocess.Popen([*self._on(0), *command], **{"env": self.environment, **options})
-
     def run(self, *command: str, check: bool = True, timeout_s: float = 60) -> str:
         done = subprocess.run(
             [*self._on(0), *command], env=self.environment, capture_output=True, text=True, timeout=timeout_s,

@@ -13,6 +13,10 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import ipc, parquet
 
+from psrun.data import columns as conversion
+from psrun.data import files, formats
+from psrun.data.columns import ColumnSpec
+
 LIST_SEPARATOR = "|"
 
 
@@ -126,3 +130,18 @@ def read(path: Path, **options: Any) -> list[dict[str, Any]]:
     other = path.with_name(f"other-{path.name}")
     other.write_bytes(path.read_bytes())
     return evaluated(table(other, eval_path=str(path), **options))
+
+
+def converted(path: Path, column: str, dtype: str = "string", default: Any = None) -> tuple[list, list[int]]:
+    """The values of a column of a file or a folder as a prepared set has them, and the numbers of malformed rows."""
+    names = files.find(str(path))
+    layout = formats.layout(names, folders=(str(path),))
+    values: list[Any] = []
+    malformed: list[int] = []
+    unified = None if layout.is_text else formats.schema(names, layout)
+    for name in names:
+        for rows in formats.rows(name, [column], layout, unified):
+            piece = conversion.convert(rows, {"x": ColumnSpec(column, dtype, default=default)})
+            values += piece.batch.column("x").to_pylist()
+            malformed += [number for number, _ in piece.problems]
+    return values, malformed

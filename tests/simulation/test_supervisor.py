@@ -6,7 +6,7 @@ import dataclasses
 import signal
 
 import pytest
-from simulated_cluster import HEARTBEAT_S, START_S, Fault, Schedule, World, random_schedule, violations
+from simulated_cluster import HEARTBEAT_S, Fault, Schedule, World, random_schedule, violations
 
 from psrun.errors import BudgetSpentError, ConfigError, ExitCode, Interrupted
 
@@ -168,21 +168,6 @@ def test_an_error_that_no_restart_mends_ends_the_run_at_once(task):
     assert restarts(world) == {}
 
 
-def test_a_task_that_never_comes_up():
-    world = run(Schedule("two workers", (Fault(0.0, "slow start", "worker-1", 1e6), Fault(0.1, "exit", "worker-1", -9)),
-                         steps=300, budget=2))  # fmt: skip
-    assert [cause for _, cause in failures(world)] == [
-        "was killed by SIGKILL",
-        f"did not come up within {START_S:.0f} s",
-    ]
-
-
-def test_steps_that_hang_while_every_task_is_alive():
-    world = run(Schedule("two workers", (Fault(2.0, "stall"),)))
-    ((task, cause),) = failures(world)
-    assert (task, cause.partition(":")[0]) == ("chief-0", "makes no progress")
-
-
 @pytest.mark.parametrize(
     ("signum", "code"), [(signal.SIGINT, ExitCode.INTERRUPTED), (signal.SIGTERM, ExitCode.RESTART)]
 )
@@ -193,11 +178,6 @@ def test_a_signal_saves_and_ends(signum, code, hangs):
     world = run(Schedule("two workers", (*hang, Fault(3.0, "stop", detail=signum))))
     assert world.code == code
     assert isinstance(world.raised, Interrupted) == hangs
-    assert failures(world) == []
-
-
-def test_a_machine_that_was_suspended_has_lost_nobody():
-    world = run(Schedule("sidecar", (Fault(2.0, "suspended", detail=500.0),)))
     assert failures(world) == []
 
 

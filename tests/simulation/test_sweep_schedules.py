@@ -280,19 +280,13 @@ def quiet():
         yield
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    root = tmp_path_factory.mktemp("sweeps")
-    return (root / str(number) for number in count())
-
-
 ANY_MACHINE: dict[str, Any] = {
     "deadline": None, "derandomize": True, "database": None, "suppress_health_check": [HealthCheck.too_slow]
 }  # fmt: skip
 
 
-def simulate(schedule: Schedule, folder: Path) -> None:
-    simulation = Simulation(schedule, folder)
+def simulate(schedule: Schedule, folders: pytest.TempPathFactory) -> None:
+    simulation = Simulation(schedule, folders.mktemp("sweep"))
     with simulation.machine.installed():
         simulation.run()
 
@@ -323,12 +317,12 @@ def simulate(schedule: Schedule, folder: Path) -> None:
         workers=3,
     )
 )
-def test_a_sweep_under_any_schedule(folders, schedule):
-    simulate(schedule, next(folders))
+def test_a_sweep_under_any_schedule(tmp_path_factory, schedule):
+    simulate(schedule, tmp_path_factory)
 
 
 @pytest.mark.thorough
 @settings(max_examples=200, **ANY_MACHINE)
 @given(schedule=schedules)
-def test_a_sweep_under_many_schedules(folders, schedule):
-    simulate(schedule, next(folders))
+def test_a_sweep_under_many_schedules(tmp_path_factory, schedule):
+    simulate(schedule, tmp_path_factory)

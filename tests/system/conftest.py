@@ -19,7 +19,7 @@ NUM_NODES = 4  # of Slurm
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
-    """Starts `psrun cluster=local` with the given overrides; after the test nothing of it may be left."""
+    """Starts psrun with the given overrides; after the test nothing of it may be left."""
     clusters: list[Cluster] = []
 
     def run(*arguments: str, prefix: Sequence[str] = (), **environment: str) -> Cluster:
@@ -79,16 +79,11 @@ def slurm() -> Iterator[Slurm]:
 
 
 @pytest.fixture
-def on_slurm(slurm: Slurm, tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
+def on_slurm(slurm: Slurm, start, tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
     """Starts psrun on the first node, after what is given as prefix, such as srun; nothing of it may be left."""
-    clusters: list[Cluster] = []
 
     def run(*arguments: str, prefix: Sequence[str] = (), **environment: str) -> Cluster:
-        root = tmp_path / f"run {len(clusters)}"
-        root.mkdir()
-        there = {**slurm.commands, **environment}
-        clusters.append(Cluster(root, *arguments, prefix=[*slurm.prefix, *prefix], **there))
-        return clusters[-1]
+        return start(*arguments, prefix=[*slurm.prefix, *prefix], **{**slurm.commands, **environment})
 
     yield run
     slurm.run("scancel", "--me", check=False)
@@ -98,8 +93,6 @@ def on_slurm(slurm: Slurm, tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
     finally:
         for process in left(tmp_path):
             process.kill()
-        for cluster in clusters:
-            cluster.close()
 
 
 def left(root: Path) -> list[psutil.Process]:

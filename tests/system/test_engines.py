@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import functools
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
+from fault_injection import Cluster
 from support import HARNESS
 
 COMMON = [
@@ -37,52 +33,35 @@ def reference(tmp_path_factory) -> Callable[[str], dict[str, Any]]:
 
     @functools.cache
     def run(experiment: str) -> dict[str, Any]:
-        root = tmp_path_factory.mktemp("reference")
-        where = ["cluster=inprocess", *SIZE, f"hydra.run.dir={root / 'run'}"]
-        done = subprocess.run(
-            [sys.executable, "-m", "psrun", *EXPERIMENTS[experiment], *where], cwd=root, capture_output=True, text=True,
-            timeout=180, check=False, env={**os.environ, "PYTHONPATH": TESTS},
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        return json.loads((root / "run" / "run.json").read_text())
+        where = ["cluster=inprocess", *SIZE]
+        done = Cluster(tmp_path_factory.mktemp("reference"), *EXPERIMENTS[experiment], *where, PYTHONPATH=TESTS)
+        try:
+            assert done.end() == 0, done.stderr
+        finally:
+            done.close()
+        return done.result
 
     return run
 
 
-def supervised(kind: str) -> Callable[..., Path]:
-    """Where one command starts all tasks."""
-
-    def run(request, experiment: list[str]) -> Path:
-        started = request.getfixturevalue("start")(*experiment, f"cluster={kind}", *SIZE, PYTHONPATH=TESTS)
-        assert started.end() == 0, started.stderr
-        return started.folder
-
-    return run
-
-
-def slurm(request, experiment: list[str]) -> Path:
-    """In a Slurm job."""
-    job = ["salloc", f"--ntasks={NUM_TASKS}"]
-    on_slurm = request.getfixturevalue("on_slurm")
-    started = on_slurm(*experiment, "cluster=slurm", *SIZE, prefix=job, PYTHONPATH=TESTS)
-    assert started.end() == 0, started.stderr
-    return started.folder
-
-
-WAYS = [
-    pytest.param(supervised("local"), "tf_keras", id="local", marks=pytest.mark.cluster),
-    pytest.param(supervised("ray"), "keras3", id="ray", marks=pytest.mark.ray),
-    pytest.param(slurm, "keras3", id="slurm", marks=pytest.mark.slurm),
-]
-
-
-@pytest.mark.parametrize(("way", "experiment"), WAYS)
-def test_the_same_experiment_gives_the_same_numbers(reference, way, experiment, request):
-    if request.node.get_closest_marker("ray"):
+@pytest.mark.parametrize(
+    ("engine", "experiment"),
+    [
+        pytest.param("local", "tf_keras", marks=pytest.mark.cluster),
+        pytest.param("ray", "keras3", marks=pytest.mark.ray),
+        pytest.param("slurm", "keras3", marks=pytest.mark.slurm),
+    ],
+)
+def test_the_same_experiment_gives_the_same_numbers(reference, engine, experiment, request):
+    """In a Slurm job, and where one command starts all tasks by itself."""
+    if engine == "ray":
         pytest.importorskip("ray", reason="pip install -e '.[ray]'")
     expected = reference(experiment)
-    folder = way(request, EXPERIMENTS[experiment])
-    result = json.loads((folder / "run.json").read_text())
+    start = request.getfixturevalue("on_slurm" if engine == "slurm" else "start")
+    job = ["salloc", f"--ntasks={NUM_TASKS}"] if engine == "slurm" else []
+    started = start(*EXPERIMENTS[experiment], f"cluster={engine}", *SIZE, prefix=job, PYTHONPATH=TESTS)
+    assert started.end() == 0, started.stderr
+    result = started.result
     assert result["status"] == "completed"
     assert result["steps"]["applied"] == expected["steps"]["applied"] == 40
     assert result["network"]["library"].startswith("keras 3." if experiment == "keras3" else "tf-keras ")

@@ -17,7 +17,6 @@ from typing import Any
 
 import psutil
 import pytest
-from fault_injection import FORK_SERVER
 from support import HARNESS, environment, raw_config
 
 from psrun import process
@@ -122,7 +121,7 @@ class Owner:
         servers = []
         for child in psutil.Process().children():
             with contextlib.suppress(psutil.Error):  # it has just ended
-                if child.cmdline()[0].startswith(FORK_SERVER):
+                if child.cmdline()[0].startswith("psrun fork-server"):
                     servers.append(child)
         return servers
 
@@ -271,20 +270,17 @@ requests.recv(1)
 
 
 @pytest.fixture
-def scripted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ForkServer:
-    """A fork server that refuses two processes together; processes that start alone sleep."""
-
-    def command(module: str, *arguments: str) -> list[str]:
-        return [sys.executable, "-c", _SCRIPTED, *arguments]
-
-    monkeypatch.setattr(process, "module_command", command)
+def scripted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[ForkServer, list[ChildProcess]]:
+    """A fork server that refuses two processes together, which start alone and sleep."""
+    monkeypatch.setattr(process, "module_command", lambda module, *more: [sys.executable, "-c", _SCRIPTED, *more])
     monkeypatch.setattr(process, "task_command", lambda folder: ["sleep", "300"])
-    return ForkServer(tmp_path / "fork-server.log")
+    server = ForkServer(tmp_path / "fork-server.log")
+    return server, [server.start(tmp_path, dict(os.environ), tmp_path / f"{i}.log") for i in range(2)]
 
 
-def test_a_refused_process_is_started_by_the_thread_that_asked_for_it(scripted, tmp_path):
+def test_a_refused_process_is_started_by_the_thread_that_asked_for_it(scripted):
     """The kernel ends a process with the thread that has started it; the answers come to the other one here."""
-    first, second = (scripted.start(tmp_path, dict(os.environ), tmp_path / f"{i}.log") for i in range(2))
+    server, (first, second) = scripted
     wait_until(lambda: first.poll() is None and first.pid is not None, "first process")
     assert second.pid is None
     assert second.poll() is None
@@ -292,16 +288,15 @@ def test_a_refused_process_is_started_by_the_thread_that_asked_for_it(scripted, 
     for child in (first, second):
         child.kill()
         assert child.wait(BOUND_S) == -signal.SIGKILL
-    scripted.close()
+    server.close()
 
 
-def test_a_server_that_closes_withdraws_what_is_answered_just_then(scripted, tmp_path):
-    children = [scripted.start(tmp_path, dict(os.environ), tmp_path / f"{i}.log") for i in range(2)]
-    assert scripted._socket is not None
-    while len(select.select([scripted._socket], [], [], BOUND_S)[0]) == 0:
+def test_a_server_that_closes_withdraws_what_is_answered_just_then(scripted):
+    server, children = scripted
+    while not select.select([server._socket], [], [], BOUND_S)[0]:
         pass
     time.sleep(0.1)
-    scripted.close()
+    server.close()
     assert [child.wait(BOUND_S) for child in children] == [-signal.SIGKILL, -signal.SIGKILL]
     assert [child.pid for child in children] == [None, None]
 
@@ -314,18 +309,12 @@ def test_processes_end_with_their_owner(tmp_path):
         "print(owner.pid, owner.started[0].pid, flush=True); time.sleep(300)\n"
     )
     (tmp_path / "probe.py").write_text(_PROBE.format(content="first"))
-    path = [str(Path(__file__).parent), str(HARNESS)]
-    command = [sys.executable, "-c", code, str(tmp_path), path[0]]
-    owner = subprocess.Popen(
-        command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, env=environment(PYTHONPATH=os.pathsep.join(path))
-    )
-    try:
-        assert owner.stdout is not None
-        pids = [int(pid) for pid in owner.stdout.readline().split()]
-        assert len(pids) == 2
-        owner.kill()
-        wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids), "end of the processes")
-    finally:
-        owner.kill()
-        owner.wait()
-        owner.stdout.close()
+    command = [sys.executable, "-c", code, str(tmp_path), str(Path(__file__).parent)]
+    variables = environment(PYTHONPATH=str(HARNESS))
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, env=variables) as owner:
+        try:
+            pids = [int(pid) for pid in owner.stdout.readline().split()]
+        finally:
+            owner.kill()
+    assert len(pids) == 2
+    wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids), "end of the processes")

@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 import pytest
 from fault_injection import Network
-from kubernetes_manifests import manifests, pods
+from kubernetes_manifests import Pod, manifests, pods
 from support import REPOSITORY
 
 from psrun.config.topology import Task
@@ -56,18 +56,18 @@ class Pods:
         self.volume = root / "runs"
         self._own(self.volume)
         self.running: dict[str, subprocess.Popen[str]] = {}
-        self.described = []
+        self.described: dict[Task, Pod] = {}
 
     def describe(self, *arguments: str) -> None:
         given = (f"kubernetes.mount_path={self.volume}", *arguments)
-        self.described = pods(manifests(self._root, *given))
-        self.hosts = dict(zip((pod.host for pod in self.described), self._network.hosts))
+        self.described = {Task(pod.job, pod.index): pod for pod in pods(manifests(self._root, *given))}
+        self.hosts = dict(zip((pod.host for pod in self.described.values()), self._network.hosts))
         self._publish()
 
     def move(self, task: Task) -> None:
         """The next pod of a task gets another address, as that of a new one does; the name stays."""
-        (pod,) = [each for each in self.described if (each.job, each.index) == (task.job, task.index)]
-        (self.hosts[pod.host], *_) = [each for each in self._network.hosts if each not in self.hosts.values()]
+        spare = [each for each in self._network.hosts if each not in self.hosts.values()]
+        self.hosts[self.described[task].host] = spare[0]
         self._publish()
 
     def _publish(self) -> None:
@@ -75,14 +75,14 @@ class Pods:
         (self._root / "hosts").write_text("\n".join(lines) + "\n")
 
     def start(self, task: Task) -> subprocess.Popen[str]:
-        (pod,) = [each for each in self.described if (each.job, each.index) == (task.job, task.index)]
-        command = [*pod.container["command"], *(each.replace("$$(", "$(") for each in pod.container["args"])]
+        container = self.described[task].container
+        command = [*container["command"], *(each.replace("$$(", "$(") for each in container["args"])]
         self.running[str(task)] = self.within(task, command)
         return self.running[str(task)]
 
     def within(self, task: Task, command: list[str]) -> subprocess.Popen[str]:
         """A command in the pod of a task, as its first or as a probe is."""
-        (pod,) = [each for each in self.described if (each.job, each.index) == (task.job, task.index)]
+        pod = self.described[task]
         assert command[0] == "python"
         scratch = self._root / f"scratch-{task}"
         self._own(scratch)
@@ -124,9 +124,8 @@ CHIEF = Task("chief", 0)
 
 def test_probes_distinguish_a_server_that_answers_from_one_that_hangs(started):
     started.describe("kubernetes.kind=indexed_jobs", *CLUSTER)
-    worker, server = SERVERS[0], None
-    (pod,) = [each for each in started.described if (each.job, each.index) == (worker.job, worker.index)]
-    probe = pod.container["livenessProbe"]["exec"]["command"]
+    worker = SERVERS[0]
+    probe = started.described[worker].container["livenessProbe"]["exec"]["command"]
     nobody = started.within(worker, probe)
     nobody.communicate(timeout=30)
     assert nobody.returncode == 1

@@ -89,8 +89,9 @@ def test_facets_choose_runs(opened, tmp_path):
     assert page.locator("#tiles b").first.inner_text() == "4 of 12"  # one failed, one never began
 
 
-def test_cards_name_the_best_runs_and_axes_have_units(opened, tmp_path):
+def test_the_page_of_a_sweep(opened, tmp_path):
     page = opened(a_sweep(tmp_path / "sweep"))
+    # Cards name the best runs, and axes have units.
     cards = [" ".join(text.split()) for text in page.locator("#tiles .tile").all_inner_texts()]
     assert cards == [
         "runs 12 of 12 10 completed, 1 failed, 1 unknown", "best val_auc 0.9 (run 10)", "best val_loss 0.4 (run 0)",
@@ -99,6 +100,34 @@ def test_cards_name_the_best_runs_and_axes_have_units(opened, tmp_path):
     assert page.locator("aside label").first.inner_text().startswith("Color by")
     titles = page.locator(".xtitle, .ytitle").evaluate_all("all => all.map((each) => each.textContent)")
     assert {"time per step (ms)", "time since the start (s)", "throughput (examples/s)"} <= set(titles)
+    # The timeline marks failures and recoveries, and differences are listed.
+    texts = "all => all.map((each) => each.textContent)"
+    names = page.locator("#timeline .legendtext").evaluate_all(texts)
+    assert {"epoch", "lost", "failure", "recovery", "checkpoint"} <= set(names)
+    page.select_option("#pick", "4")
+    lanes = page.locator("#timeline .ytick text").evaluate_all(texts)
+    assert sorted(lanes) == ["chief-0", "ps-0", "ps-1", "training", "worker-0", "worker-1"]
+    assert "cluster.num_workers=2" in page.locator("#diffs .diff").nth(4).inner_text()
+    assert "model.embedding_dim=20" in page.locator("#common").evaluate("each => each.textContent")
+    # The table folds seeds, and sorts.
+    first = page.locator("#runs tbody tr").first
+    assert page.locator("#runs tbody tr").count() == 6
+    assert "0.805 ± 0.0071" in first.inner_text()
+    page.uncheck("#fold input")
+    assert page.locator("#runs tbody tr").count() == 12
+    for expected in ("0", "10"):
+        page.click("#runs th button[title='sort by val_auc']")
+        assert first.locator("td").first.inner_text() == expected
+    assert "the loss became nan" in page.locator("#errors").inner_text()
+    assert "no run.json" in page.locator("#errors").inner_text()
+    # Numbers are written as the terminal writes them, and filters list them by value.
+    numbers = [0.0, 1.0, 0.5, 0.77123456, 0.12345, 123.25, 1234.5, 9999.4, 9999.6, 10000.0, 12345.6, 999999999.4, 2.5e9,
+               1e-05, 0.000123456, 1.23456e-07, -0.33335, -12345.5, 7, 12000]  # fmt: skip
+    shown = page.evaluate("numbers => numbers.map((each) => shown(each))", numbers)
+    assert shown == [rows.shown(float(number)) for number in numbers]
+    values = ["fixed_10", "12,000", "0.003", "0.01", "fixed_2", "1e-05", "", "-3", "30"]
+    ordered = page.evaluate("values => values.sort(compare)", values)
+    assert ordered == ["-3", "1e-05", "0.003", "0.01", "30", "12,000", "", "fixed_2", "fixed_10"]
 
 
 def test_examples_count_all_batches_of_an_update_also_after_a_resume_in_another_mode(opened, tmp_path):
@@ -113,38 +142,12 @@ def test_examples_count_all_batches_of_an_update_also_after_a_resume_in_another_
     assert page.locator("#examples .xtitle").text_content() == "examples"
 
 
-def test_the_table_folds_seeds_and_sorts(opened, tmp_path):
-    page = opened(a_sweep(tmp_path / "sweep"))
-    first = page.locator("#runs tbody tr").first
-    assert page.locator("#runs tbody tr").count() == 6
-    assert "0.805 ± 0.0071" in first.inner_text()
-    page.uncheck("#fold input")
-    assert page.locator("#runs tbody tr").count() == 12
-    for expected in ("0", "10"):
-        page.click("#runs th button[title='sort by val_auc']")
-        assert first.locator("td").first.inner_text() == expected
-    assert "the loss became nan" in page.locator("#errors").inner_text()
-    assert "no run.json" in page.locator("#errors").inner_text()
-
-
 def test_rows_and_errors_of_many_runs_name_the_first_of_them(opened, tmp_path):
     for seed in range(7):
         a_run(tmp_path / "runs" / str(seed), seed=seed, status="failed", error={"type": "E", "message": "no luck"})
     page = opened(tmp_path / "runs")
     assert page.locator("#runs tbody td").first.inner_text() == "0, 1, 2, 3 and 3 more"
     assert page.locator("#errors").inner_text() == "0, 1, 2, 3 and 3 more: E: no luck"
-
-
-def test_failures_and_recoveries_are_marked_and_differences_listed(opened, tmp_path):
-    page = opened(a_sweep(tmp_path / "sweep"))
-    texts = "all => all.map((each) => each.textContent)"
-    names = page.locator("#timeline .legendtext").evaluate_all(texts)
-    assert {"epoch", "lost", "failure", "recovery", "checkpoint"} <= set(names)
-    page.select_option("#pick", "4")
-    lanes = page.locator("#timeline .ytick text").evaluate_all(texts)
-    assert sorted(lanes) == ["chief-0", "ps-0", "ps-1", "training", "worker-0", "worker-1"]
-    assert "cluster.num_workers=2" in page.locator("#diffs .diff").nth(4).inner_text()
-    assert "model.embedding_dim=20" in page.locator("#common").evaluate("each => each.textContent")
 
 
 def test_names_are_text_whatever_is_in_them(opened, tmp_path):
@@ -168,18 +171,3 @@ def test_the_page_of_runs_without_metrics_shows_what_is_missing(opened, tmp_path
         assert page.locator(f"#empty-{chart}").inner_text() != "", chart
     assert "no metrics.jsonl" in page.locator("#errors").inner_text()
     assert page.locator("#fold").is_hidden()  # there are no runs to group
-
-
-def test_the_page_writes_numbers_as_the_terminal_does(opened, tmp_path):
-    page = opened(a_sweep(tmp_path / "sweep"))
-    numbers = [0.0, 1.0, 0.5, 0.77123456, 0.12345, 123.25, 1234.5, 9999.4, 9999.6, 10000.0, 12345.6, 999999999.4, 2.5e9,
-               1e-05, 0.000123456, 1.23456e-07, -0.33335, -12345.5, 7, 12000]  # fmt: skip
-    shown = page.evaluate("numbers => numbers.map((each) => shown(each))", numbers)
-    assert shown == [rows.shown(float(number)) for number in numbers]
-
-
-def test_filters_list_numbers_by_value(opened, tmp_path):
-    page = opened(a_sweep(tmp_path / "sweep"))
-    values = ["fixed_10", "12,000", "0.003", "0.01", "fixed_2", "1e-05", "", "-3", "30"]
-    ordered = page.evaluate("values => values.sort(compare)", values)
-    assert ordered == ["-3", "1e-05", "0.003", "0.01", "30", "12,000", "", "fixed_2", "fixed_10"]

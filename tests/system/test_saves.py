@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from fault_injection import MOSTLY_WAITING
 from support import REPOSITORY, many_epochs
 
 pytestmark = pytest.mark.cluster
@@ -49,4 +50,30 @@ def test_a_run_folder_that_is_deleted_ends_the_run(start):
     shutil.rmtree(gone, ignore_errors=True)
     assert cluster.end(within_s=60) == 1
     assert "was deleted under the run" in cluster.stderr
+    assert cluster.left() == []
+
+
+@pytest.mark.release
+def test_a_chief_that_is_killed_within_an_epoch_resumes_from_the_backup_with_counts_that_are_right(start):
+    """By Keras. A death at the end of an epoch is one of `test_backup_and_restore_hook`, in one process."""
+    steps, epochs = 50, 6
+    cluster = start(
+        "cluster=local", "cluster.num_ps=1", "trainer=fit", "checkpoint=none", "evaluation=none",
+        f"trainer.epochs={epochs}", f"trainer.steps_per_epoch={steps}", "data.num_train_examples=2000",
+        "data.num_eval_examples=200", MOSTLY_WAITING,  # not done before the chief is killed
+        "trainer.callbacks=[{_target_: tf_keras.callbacks.BackupAndRestore,"
+        " backup_dir: '${hydra:runtime.output_dir}/backup'}]",
+    )  # fmt: skip
+    cluster.wait_for("epoch", 2)
+    cluster.wait_for_step(2 * steps + 20)
+    cluster.kill("chief-0")
+    assert cluster.end() == 0, cluster.stderr
+    result = cluster.result
+    assert (result["steps"]["scheduled"], result["steps"]["applied"]) == (epochs * steps, epochs * steps)
+    (restored,) = cluster.events("restored")
+    assert restored["step"] % steps == 0
+    ends = [(event["epoch"], event["step"]) for event in cluster.events("epoch")]
+    assert all(step == epoch * steps for epoch, step in ends)
+    assert ends[-1] == (epochs, epochs * steps)
+    assert [row["task"] for row in result["recoveries"]] == ["chief-0"]
     assert cluster.left() == []

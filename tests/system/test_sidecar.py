@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from fault_injection import MOSTLY_WAITING
-from support import MANY_STEPS, many_epochs
+from support import HARNESS, MANY_STEPS, many_epochs
 
 pytestmark = pytest.mark.cluster
 
@@ -15,6 +16,7 @@ RUN = [
     "data.num_train_examples=2000", "data.num_eval_examples=200", "checkpoint.best_metric=val_loss",
     "checkpoint.best_mode=min", "cluster.restart.backoff_s=0",
 ]  # fmt: skip
+KEPT = [each for each in RUN if each.startswith(("trainer.", "data."))]  # on other clusters
 
 
 def test_every_checkpoint_is_evaluated_though_the_evaluator_is_killed(start):
@@ -74,8 +76,7 @@ def test_the_last_worker_is_set_aside_and_evaluates_whatever_becomes_of_it(start
 def test_one_of_the_workers_that_somebody_else_starts_is_set_aside(tasks):
     # The loss falls, which these rules take for the worse: the learning rate falls, then the run ends.
     rules = [f"{rule}.{key}" for rule in ("reduce_lr", "early_stopping") for key in ("metric=val_loss", "mode=max")]
-    kept = (each for each in RUN if each.startswith(("trainer.", "data.")))
-    given = [*kept, "evaluation=sidecar_thread", many_epochs(50), "reduce_lr.patience=1", *rules,
+    given = [*KEPT, "evaluation=sidecar_thread", many_epochs(50), "reduce_lr.patience=1", *rules,
              "early_stopping.patience=3", "cluster.slow_workers={0: 0.05}"]  # fmt: skip
     chief = tasks("chief-0", *given)
     shared = f"hydra.run.dir='{chief.folder}'"
@@ -91,8 +92,7 @@ def test_one_of_the_workers_that_somebody_else_starts_is_set_aside(tasks):
 
 
 def test_it_is_started_after_the_run_with_the_tutorials_tf_config(start):
-    kept = [each for each in RUN if each.startswith(("trainer.", "data."))]
-    given = [*kept, "trainer.epochs=2", "checkpoint.max_to_keep=9"]
+    given = [*KEPT, "trainer.epochs=2", "checkpoint.max_to_keep=9"]
     run = start("cluster=none", "evaluation=none", *given)
     assert run.end() == 0, run.stderr
     listed = {"cluster": {"evaluator": ["host7:2222"]}, "task": {"type": "evaluator", "index": 0}}
@@ -124,4 +124,29 @@ def test_it_evaluates_what_keras_saves_with_callbacks_and_ends_after_so_many(sta
     assert result["steps"]["applied"] == 300  # the training went on without it
     assert not cluster.events("failure")
     assert list((tmp_path / "tb" / "validation").glob("events*"))
+    assert cluster.left() == []
+
+
+@pytest.mark.release
+def test_a_model_of_keras3_survives_a_lost_chief_and_a_worker_that_is_set_aside_evaluates_it(start):
+    cluster = start(
+        "cluster=local", "model=dense", "~model.hidden_units", "model._target_=keras3_models.subclassed",
+        "~data.num_features", "~data.num_train_examples", "~data.num_eval_examples", "~data.noise",
+        "data._target_=keras3_models.Sequences", "data.global_batch_size=16", "partitioner=fixed_shards",
+        "trainer=fit", "evaluation=sidecar_thread", "export.at_end=true", "trainer.epochs=4",
+        "trainer.steps_per_epoch=50", "cluster.slow_workers={0: 0.1}",
+        PYTHONPATH=str(HARNESS),
+    )  # fmt: skip
+    cluster.wait_for("epoch", 2)
+    cluster.kill("chief-0")
+    assert cluster.end() == 0, cluster.stderr
+    result = cluster.result
+    assert result["steps"]["applied"] >= result["steps"]["scheduled"] == 200
+    assert result["network"]["library"].startswith("keras 3.")
+    assert result["evaluation"]["mode"] == "sidecar_thread"
+    assert result["evaluation"]["step"] == result["steps"]["applied"]
+    assert result["evaluation"]["metrics"]["auc"] > 0
+    losses = [event["metrics"]["loss"] for event in cluster.events("epoch")]
+    assert losses[-1] < losses[0]
+    assert Path(result["export"]).is_dir()
     assert cluster.left() == []

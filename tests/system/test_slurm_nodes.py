@@ -138,14 +138,12 @@ def test_the_time_limit_is_near(on_slurm, slurm):
 
 def test_a_sweep_by_submitit(on_slurm, slurm):
     """Jobs of a sweep are Slurm jobs with SLURM_* of their own, which a cluster of their own must not heed."""
-    folder = "hydra.sweep.dir=sweep"
     launcher = ["hydra/launcher=submitit_slurm", "hydra.launcher.timeout_min=10", "hydra.launcher.cpus_per_task=2"]
     launcher += ["hydra.launcher.mem_gb=1"]
-    run = on_slurm("-m", *launcher, folder, "cluster=inprocess,local", *QUICK)
+    run = on_slurm("-m", *launcher, "hydra.sweep.dir=sweep", "cluster=inprocess,local", *QUICK)
     assert run.end() == 0, run.stderr + run.stdout
-    swept = run.folder.parent / "sweep"
     for number in (0, 1):
-        result = json.loads((swept / str(number) / "run.json").read_text())
+        result = json.loads((run.folder / str(number) / "run.json").read_text())
         assert (result["status"], result["steps"]["applied"]) == ("completed", 40)
 
 

@@ -174,10 +174,3 @@ def test_a_server_without_a_chief_gives_up(start):
     worker = start("cluster=tf_config", "cluster.chief_timeout_s=1", TF_CONFIG=tf_config(addresses(), "worker", 0))
     assert worker.end() == 1
     assert "no chief at" in worker.stderr
-
-
-def test_a_task_that_cannot_be_determined(start):
-    """By the command; all that can be wrong is in `test_topology`."""
-    process = start("cluster=tf_config", TF_CONFIG="")
-    assert process.end() == 2
-    assert "TF_CONFIG: is not set" in process.stderr

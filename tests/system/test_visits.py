@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+import counting
 import pytest
 from fault_injection import MOSTLY_WAITING
 from support import HARNESS, many_epochs
@@ -57,6 +58,39 @@ def test_a_worker_that_is_killed_costs_no_row_and_repeats_none(start, tmp_path):
     assert cluster.result["data"]["num_truncated_rows"] == {"history": 400}
     assert [row["seen"] for row in cluster.result["visitation"]] == [ONCE] * EPOCHS
     assert cluster.result["steps"]["repeated"] == 0
+
+
+def test_each_example_is_applied_once_an_epoch_whatever_is_killed(start):
+    """A worker, a parameter server, and the supervisor by a signal; the run is resumed within an epoch.
+
+    Tables count the updates of each example: see `counting`.
+    """
+    examples, batch, epochs = 4000, 32, 5
+    cluster = start(
+        *counting.arguments(
+            "cluster=local", f"trainer.epochs={epochs}", f"trainer.steps_per_execution={PACKED}",
+            "cluster.slow_workers={0: 0.05, 1: 0.05}",
+            "checkpoint.every_steps=100", examples=examples, batch=batch,
+        ),
+        PYTHONPATH=str(HARNESS),
+    )  # fmt: skip
+    steps = examples // batch
+    cluster.wait_for_step(steps // 2)
+    cluster.kill("worker-1")
+    cluster.wait_for("recovery")
+    cluster.wait_for_step(steps + steps // 2)
+    cluster.kill("ps-0")
+    cluster.wait_for("recovery", 2)
+    cluster.wait_for_step(2 * steps + steps // 2)
+    cluster.process.send_signal(signal.SIGTERM)
+    assert cluster.end() == 175
+    again = start(f"resume={cluster.folder}", PYTHONPATH=str(HARNESS))
+    again.wait_for_step(3 * steps + steps // 2)
+    again.kill("worker-0")
+    assert again.end() == 0
+    assert counting.wrong(cluster.folder / "checkpoints", epochs, updates=epochs * steps, batch=batch) == {}
+    assert [row["seen"] for row in again.result["visitation"]] == [{**ONCE, "1": examples}] * epochs
+    assert again.result["steps"] == {"applied": epochs * steps, "scheduled": epochs * steps, "repeated": 0}
 
 
 def test_a_data_worker_and_a_dispatcher_that_are_killed_come_back(start, run):

@@ -153,20 +153,24 @@ def test_a_metric_that_was_nan_is_reported(tmp_path):
 # -- one run
 
 
-def test_a_run_that_continues_is_followed_to_its_end(running):
+def test_a_run_that_continues_is_followed_to_its_end_also_in_a_new_file(running):
     watching = Watching(running)
     watching.until("epoch 1/20  step 100")
     append(running, epoch(2)[:20])
     append(running, epoch(2)[20:] + line("warning", 200, message="something is odd"))
     watching.until("something is odd")
+    (running / "metrics.jsonl").unlink()
+    time.sleep(0.1)
+    append(running, epoch(3))
+    watching.until("epoch 3/20")
+    assert "metrics.jsonl was replaced" in watching.text
     fields = {"metrics": {"loss": 0.1}, "time_to_first_step_s": 1.0, "step_time": None}
     append(running, line("end", 200, **fields))
     changed(running, status="completed", exit_code=0)
     watching.end()
     assert watching.code == ExitCode.DONE
-    assert [
-        text for text in ("epoch 1/20", "epoch 2/20", "completed 200 steps") if watching.text.count(text) != 1
-    ] == []
+    once = ("epoch 1/20", "epoch 2/20", "epoch 3/20", "completed 200 steps")
+    assert [text for text in once if watching.text.count(text) != 1] == []
 
 
 def test_a_terminal_sees_the_tasks_and_the_progress(running):
@@ -233,35 +237,12 @@ def test_an_event_of_another_version_is_reported_by_its_name(tmp_path, capfd):
     assert capfd.readouterr().out.split("\n")[:2] == ["epoch  step 7", "warning: [/odd]"]
 
 
-def test_events_that_are_replaced_or_removed_are_followed_again(running):
-    watching = Watching(running)
-    append(running, epoch(2))
-    watching.until("epoch 2/20")
-    (running / "metrics.jsonl").unlink()
-    time.sleep(0.1)
-    append(running, epoch(3))
-    watching.until("epoch 3/20")
-    assert "metrics.jsonl was replaced" in watching.text
-    changed(running, status="completed", exit_code=0)
-    watching.end()
-
-
-def test_a_folder_that_is_deleted_is_reported(running):
-    watching = Watching(running)
-    watching.until("epoch 1/20")
-    running.rename(running.with_name("elsewhere"))
-    watching.end()
-    assert "moved or deleted" in str(watching.error)
-
-
-def test_a_killed_process_is_reported(running):
+def test_a_process_or_tasks_that_are_gone_are_reported(running):
+    """By heartbeats where processes cannot be seen."""
     changed(running, process={**process.place(), "pid": dead_pid()})
     aged(running, 20)
     with pytest.raises(PsrunError, match=r"exited without recording a status.* psrun resume="):
         main([str(running)])
-
-
-def test_tasks_without_heartbeats_are_reported_where_processes_cannot_be_seen(running):
     changed(running, process={"host": "elsewhere", "pid_namespace": 1, "pid": 1})
     beat(running, "chief-0", at_s=time.time() - 100)
     assert run_state.look(running).gone == ""  # run.json was just written
@@ -382,24 +363,26 @@ def test_elsewhere_than_on_a_terminal_a_sweep_is_a_line_a_change(tmp_path):
     assert (watching.code, watching.text.count("running")) == (ExitCode.DONE, 2)  # the line, and the first summary
 
 
-def test_a_job_that_is_gone_is_reported_and_the_sweep_ends(tmp_path, capfd):
+def test_a_job_that_is_gone_and_a_killed_sweep_are_over(tmp_path, capfd):
     folder = a_run(tmp_path / "0", status="running")
     changed(folder, process={**process.place(), "pid": dead_pid()})
     aged(tmp_path, 60)
     assert main([str(tmp_path)]) == ExitCode.FAILED
     assert " gone  " in capfd.readouterr().out
-
-
-def test_a_killed_sweep_is_over_although_jobs_wait(tmp_path, capfd):
     listed = [{"number": n, "folder": str(n), "overrides": []} for n in range(2)]
     record = {"status": "running", "host": process.place()["host"], "jobs": listed}
     (tmp_path / "sweep.json").write_text(json.dumps(record))
-    a_run(tmp_path / "0")
+    changed(folder, status="completed")
     assert main([str(tmp_path)]) == ExitCode.FAILED
     assert "1 completed, 1 waiting" in capfd.readouterr().out
 
 
-def test_a_sweep_that_is_called_off_or_deleted_is_reported(tmp_path):
+def test_a_sweep_that_is_called_off_and_folders_that_are_deleted_are_reported(running, tmp_path):
+    watching = Watching(running)
+    watching.until("epoch 1/20")
+    running.rename(tmp_path / "run elsewhere")
+    watching.end()
+    assert "moved or deleted" in str(watching.error)
     for name, message in (("sweep.json", "no run is left"), ("", "moved or deleted")):
         folder = tmp_path / f"sweep{name}"
         folder.mkdir()

@@ -45,7 +45,10 @@ def everything(store: Store) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in store.folder.iterdir() if file.is_file()}
 
 
-def test_the_newest_is_taken(store):
+@pytest.mark.parametrize("state", [b'model_checkpoint_path: "ckpt-300"', b"\x00\xffgarbage", b"", None])
+def test_the_newest_is_taken_whatever_the_state_file_says(store, state):
+    file = store.folder / "checkpoint"
+    file.unlink() if state is None else file.write_bytes(state)
     checkpoint = store.choose("latest", pytest.fail)
     assert (checkpoint.step, checkpoint.position, checkpoint.contents) == (300, Position(3, 0), CONTENTS)
     assert set(checkpoint.files) == {f"ckpt-300{ending}" for ending in ENDINGS[:3]}
@@ -84,13 +87,6 @@ def test_where_none_ever_was_complete_there_is_none(tmp_path):
     assert cut_short.choose("latest", pytest.fail) is None
 
 
-@pytest.mark.parametrize("state", [b"\x00\xffgarbage", b"", None])
-def test_the_state_file_decides_nothing(store, state):
-    file = store.folder / "checkpoint"
-    file.unlink() if state is None else file.write_bytes(state)
-    assert store.choose("latest", pytest.fail).step == 300
-
-
 def test_a_step_or_the_best_can_be_named(store):
     assert store.choose("200", pytest.fail).step == 200
     with pytest.raises(ConfigError, match=r"there is no checkpoint '250'.*there: 300, 200, 100"):
@@ -126,10 +122,13 @@ def test_the_one_just_saved_is_kept_beside_those_of_higher_steps(store):
 
 
 def test_a_best_one_that_was_damaged_is_no_longer_the_best(store):
+    """Damaged ones are set aside, and can be looked at."""
     store.compare(300, "loss", 0.1, mode="min")
     flipped(Path(store.prefix(300) + ".index"))
     assert store.choose("latest", lambda text: None).step == 200
-    store.set_aside()
+    assert store.set_aside() == [300]
+    assert store.steps() == [200, 100]
+    assert Store(store.folder / "set-aside").steps() == [300]
     write(store, 300)
     Path(store.prefix(300) + ENDINGS[0]).write_text("of a training that went another way")
     store.complete(Manifest(300, Position(3), CONTENTS, "abc", saved_at=""))
@@ -193,14 +192,6 @@ def test_a_checkpoint_of_which_a_part_is_missing_does_not_become_complete(store)
     with pytest.raises(FileNotFoundError, match="mount the same run folder in all tasks"):
         store.complete(Manifest(400, Position(), CONTENTS, "abc", saved_at=""))
     assert store.steps() == [300, 200, 100]
-
-
-def test_damaged_ones_are_set_aside_and_can_be_looked_at(store):
-    flipped(Path(store.prefix(300) + ".index"))
-    assert store.choose("latest", lambda text: None).step == 200
-    assert store.set_aside() == [300]
-    assert store.steps() == [200, 100]
-    assert Store(store.folder / "set-aside").steps() == [300]
 
 
 def test_shards_may_lie_elsewhere():

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import pytest
+import tensorflow as tf
+
+from psrun.checkpoint.compare import compare
 
 pytestmark = pytest.mark.tensorflow
 
 
 def test_strings_are_compared_by_their_values(tmp_path):
-    import tensorflow as tf
-
-    from psrun.checkpoint.compare import compare
-
     words = [
         tf.train.Checkpoint(words=tf.Variable(values)) for values in (["one", "two"], ["one", "two"], ["one", "six"])
     ]

@@ -2,44 +2,36 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+import tensorflow as tf
+import tf_keras
 
+from psrun.checkpoint.compare import compare
 from psrun.checkpoint.literal_paths import literal
+from psrun.checkpoint.sources import KerasCheckpoints
 from psrun.errors import ConfigError
 
 pytestmark = pytest.mark.tensorflow
 
 
-def files_below(folder):
-    return sorted(path.name for path in folder.rglob("*"))
-
-
 @pytest.mark.parametrize("name", ["a[1]", "a*", "a?", "a\\b", "a{1}", "[a]/b"])
 def test_a_checkpoint_is_read_from_any_folder(tmp_path, name):
-    import tensorflow as tf
-
-    from psrun.checkpoint.compare import compare
-
     folder = tmp_path / name / "checkpoints"
     variable = tf.Variable([1.0, 2.0])
     tf.train.Checkpoint(v=variable).write(str(folder / "ckpt-5"))
     tf.train.Checkpoint(v=tf.Variable([3.0, 2.0])).write(str(folder / "ckpt-55"))
-    there = files_below(tmp_path)
+    there = sorted(tmp_path.rglob("*"))
     variable.assign([0.0, 0.0])
     with literal(str(folder / "ckpt-5")) as path:
         tf.train.Checkpoint(v=variable).read(path).assert_consumed()
     assert list(variable.numpy()) == [1.0, 2.0]
     (row,) = [row for row in compare(str(folder / "ckpt-5"), str(folder / "ckpt-55")) if not row.equal]
     assert row.differs == "1 of 2 values, by up to 2"
-    assert files_below(tmp_path) == there
+    assert sorted(tmp_path.rglob("*")) == there
 
 
 def test_the_weights_of_keras_are_read_from_any_folder_under_any_name(tmp_path):
-    import numpy as np
-    import tf_keras
-
-    from psrun.checkpoint.sources import KerasCheckpoints
-
     def network(value):
         layer = tf_keras.layers.Dense(1, kernel_initializer=tf_keras.initializers.Constant(value))
         return tf_keras.Sequential([tf_keras.Input((2,)), layer])

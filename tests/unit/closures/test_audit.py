@@ -6,16 +6,15 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from example_ids import Numbered
+
+from psrun.closures import audit
 
 pytestmark = pytest.mark.tensorflow
 
 
 @pytest.fixture
 def make(monkeypatch):
-    from example_ids import Numbered
-
-    from psrun.closures import audit
-
     monkeypatch.setattr(audit, "_DEVICE", "CPU:0")
     program = SimpleNamespace(source=Numbered(), distribution=SimpleNamespace(num_workers=2))
     return lambda earlier=None: audit.Audit(program, earlier)
@@ -34,8 +33,6 @@ def test_a_process_continues_the_counts_of_the_one_before_within_an_epoch(make):
 
 
 def test_a_state_of_other_data_does_not_count(make):
-    from psrun.closures import audit
-
     other = make()
     other._shape = (2, 100)
     other._counts = audit.tf.Variable(audit.tf.ones([200], audit.tf.int32))

@@ -1,4 +1,4 @@
-"""The arithmetic of placement, without TensorFlow."""
+"""The arithmetic of placement, without TensorFlow, and how the partitioners of psrun's keys cut variables."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from psrun.cluster import placement
 from psrun.cluster.placement import Placed, Planned
+from psrun.config import choices
 from psrun.tf_internals.names import split_name
 
 properties = settings(deadline=None, derandomize=True, max_examples=100)
@@ -141,3 +142,26 @@ def test_tables_in_stacks_need_no_rows_for_a_partitioner():
 def test_names():
     assert split_name("a/table/part_2:0") == ("a/table", 2)
     assert split_name("a/part_time:0") == ("a/part_time", 0)
+
+
+@pytest.mark.tensorflow
+@properties
+@given(st.integers(1, 3000), st.integers(1, 20), st.integers(1, 9), st.integers(4, 20_000))
+def test_shards_are_as_many_as_their_sizes_allow(rows, columns, most, shard_bytes):
+    import tensorflow as tf
+
+    from psrun.cluster import partitioners
+
+    def num_shards(partitioner):
+        counts = partitioners.make(partitioner)(shape=tf.TensorShape([rows, columns]), dtype=tf.float32)
+        assert counts[1] == 1
+        return counts[0]
+
+    size = 4 * rows * columns
+    assert num_shards(choices.FixedShards("fixed_shards", most)) == min(most, rows)
+    of_least = num_shards(choices.MinSize("min_size", min_shard_bytes=shard_bytes, max_shards=most))
+    assert 1 <= of_least <= min(most, rows)
+    assert (of_least - 1) * shard_bytes < size  # TensorFlow rounds up: shards may be smaller than the minimum
+    of_most = num_shards(choices.MaxSize("max_size", max_shard_bytes=shard_bytes, max_shards=most))
+    assert 1 <= of_most <= min(most, rows)
+    assert of_most in (most, rows) or -(-rows // of_most) * 4 * columns <= max(shard_bytes, 4 * columns)

@@ -1,17 +1,23 @@
-"""The configuration of a run is read from plain values, without TensorFlow. The messages: test_messages_config.py."""
+"""The configuration of a run is read from plain values, without TensorFlow, and answers about itself.
+
+The messages: test_messages_config.py.
+"""
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import pytest
-from plain_config import loaded, plain_config
+from plain_config import choice, loaded, plain_config, put
 from support import raw_config
 
-from psrun.config import choices, parse
+from psrun.config import choices, groups, parse
 from psrun.config.run_config import RunConfig
+from psrun.config.topology import EVALUATOR, Task
 from psrun.errors import ConfigError
 
 NEEDED = {
@@ -140,3 +146,144 @@ def test_a_command_imports_no_sweeps_and_nothing_of_the_configuration_imports_te
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.splitlines() == ["[]", "[]"]
+
+
+# -- values of any type
+
+# An integer, a number, null, a boolean, a list, no text, mappings, text with blanks.
+VALUES = (3, float("nan"), None, True, [1], "", {"a": 1}, {1: [None]}, "two words")
+
+
+def paths_of(node: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The paths of all keys, also of those with mappings."""
+    for name, value in node.items():
+        yield (*path, name)
+        if isinstance(value, Mapping):
+            yield from paths_of(value, (*path, name))
+
+
+def faults(raw: dict[str, Any], path: tuple[str, ...], values: Iterable[Any]) -> Iterator[str]:
+    """What is wrong with psrun's answers to values of a key."""
+    for value in values:
+        tried = copy.deepcopy(raw)
+        put(tried, ".".join(path), value)
+        try:
+            parse.load(tried)
+        except ConfigError as error:
+            for problem in error.problems:
+                if not problem.key or not problem.message.strip() or "Hydra" in problem.message:
+                    yield f"{'.'.join(path)}={value!r}: {problem}"
+        except Exception as error:
+            yield f"{'.'.join(path)}={value!r}: {type(error).__name__}: {error}"
+
+
+@pytest.mark.parametrize("part", [len(VALUES), pytest.param(1, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("group", [*parse.GROUPS, None])
+def test_values_of_any_type_in_every_key(group, part):
+    """Each is accepted, or refused with the name of the key; there is no traceback.
+
+    One of the values for each key, another one for the next key; or all.
+    """
+    raw = plain_config()
+    names = groups.choices([])[group] if group else ()
+    raws = [{**raw, group: choice(group, name)[group]} for name in names] if group else [raw]
+    seen = set[tuple[str, str]]()
+    found = list[str]()
+    for each in raws:
+        nodes = {name: node for name, node in each.items() if (name == group if group else name not in parse.GROUPS)}
+        for path in paths_of(nodes):
+            if (path[0], path[-1]) not in seen:  # choices and jobs share keys
+                seen.add((path[0], path[-1]))
+                found += faults(each, path, VALUES[len(seen) % part :: part])
+    assert seen
+    assert found == []
+
+
+# -- what choices answer about themselves
+
+ADDRESSES = "cluster.addresses={chief: [h:1], worker: [h:2], ps: [h:3]}"
+SERVERS, PROCESSES, SYNCHRONOUS, ELSEWHERE, MACHINES = (
+    "has_parameter_servers",
+    "has_server_processes",
+    "has_synchronous_workers",
+    "started_elsewhere",
+    "spans_machines",
+)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "true", "size"),
+    [
+        (("cluster=none",), set(), (1, 0)),
+        (("cluster=one_device",), set(), (1, 0)),
+        (("cluster=mirrored",), set(), (1, 0)),
+        (("cluster=central_storage",), set(), (1, 0)),
+        (("cluster=multi_worker_mirrored", "trainer=fit"), {SYNCHRONOUS}, (2, 0)),
+        (("cluster=inprocess",), {SERVERS}, (2, 1)),
+        (("cluster=local",), {SERVERS, PROCESSES}, (2, 1)),
+        (("cluster=ray",), {SERVERS, PROCESSES}, (2, 1)),
+        (("cluster=ray", "cluster.address=auto"), {SERVERS, PROCESSES, MACHINES}, (2, 1)),
+        (("cluster=tf_config",), {SERVERS, PROCESSES, ELSEWHERE, MACHINES}, (None, None)),
+        (("cluster=static", ADDRESSES), {SERVERS, PROCESSES, ELSEWHERE, MACHINES}, (None, None)),
+        (("cluster=slurm",), {SERVERS, PROCESSES, MACHINES}, (2, 1)),
+        (("cluster=kubernetes",), {SERVERS, PROCESSES, ELSEWHERE, MACHINES}, (2, 1)),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, tuple) and isinstance(value[0], str) else "",
+)
+def test_what_a_cluster_answers(overrides, true, size):
+    sized = ("cluster.num_workers=2",) if size[0] == 2 else ()
+    sized += ("cluster.num_ps=1",) if size[1] == 1 else ()
+    cluster = loaded("evaluation=none", *overrides, *sized).cluster
+    assert {name for name in (SERVERS, PROCESSES, SYNCHRONOUS, ELSEWHERE, MACHINES) if getattr(cluster, name)} == true
+    assert (cluster.num_workers, cluster.num_ps) == size
+    assert (cluster.connect_timeout_s > 0) == (cluster.chief_timeout_s > 0) == (PROCESSES in true)
+    shown = {(2, 1): " (2 workers, 1 ps)", (2, 0): " (2 workers)"}.get(size, "")
+    assert cluster.title == cluster.kind + shown
+
+
+@pytest.mark.parametrize(
+    ("kind", "runs_on", "due"),
+    [
+        ("none", None, False),
+        ("validation", "fit", False),
+        ("direct", "coordinator", True),
+        ("distributed", "coordinator", True),
+        ("exact", "coordinator", True),
+        ("sidecar", "evaluator", False),
+        ("sidecar_thread", "evaluator", False),
+    ],
+)
+def test_what_an_evaluation_answers(kind, runs_on, due):
+    trainer = ("trainer=fit",) if kind == "validation" else ()
+    every = ("evaluation.every=2",) if runs_on == "coordinator" else ()
+    evaluation = loaded("cluster=local", f"evaluation={kind}", *trainer, *every).evaluation
+    assert (evaluation.runs_on, evaluation.sets_worker_aside) == (runs_on, kind == "sidecar_thread")
+    assert (evaluation.is_due(2), evaluation.is_due(3)) == (due, False)
+
+
+@pytest.mark.parametrize(
+    ("override", "group", "answers"),
+    [
+        ("partitioner=none", "partitioner", {"splits": False, "num_shards": None}),
+        ("partitioner=fixed_shards", "partitioner", {"splits": True, "num_shards": 2}),
+        ("partitioner=min_size", "partitioner", {"splits": True, "num_shards": None}),
+        ("partitioner=max_size", "partitioner", {"splits": True, "num_shards": None}),
+        ("checkpoint=epoch", "checkpoint", {"are_taken": True}),
+        ("checkpoint=none", "checkpoint", {"are_taken": False, "best_metric": None}),
+        ("trainer=fit", "trainer", {"uses_fit": True}),
+        ("trainer=custom_loop", "trainer", {"uses_fit": False, "callbacks": ()}),
+    ],
+)
+def test_what_other_choices_answer(override, group, answers):
+    choice = getattr(loaded("cluster=inprocess", override), group)
+    assert {name: getattr(choice, name) for name in answers} == answers
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "evaluator", "of_job"),
+    [("none", None, 0), ("sidecar", EVALUATOR, 1), ("sidecar_thread", Task("worker", 1), 0)],
+)
+def test_the_tasks_of_a_run(evaluation, evaluator, of_job):
+    run = loaded("cluster=local", "cluster.num_workers=2", "cluster.num_ps=1", f"evaluation={evaluation}")
+    assert run.evaluator == evaluator
+    assert run.num_tasks == {"chief": 1, "ps": 1, "worker": 2} | ({"evaluator": 1} if of_job else {})

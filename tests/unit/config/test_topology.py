@@ -15,21 +15,31 @@ from psrun.roles.task_assignment import identify
 CLUSTER = {"chief": ["c:1"], "worker": ["w:1", "w:2"], "ps": ["p:1"]}
 
 
-def parsed(cluster=CLUSTER, task=None, **more):
-    task = {"type": "worker", "index": 1} if task is None else task
-    return topology.from_tf_config(json.dumps({"cluster": cluster, "task": task, **more}))
+SPEC = {"chief": {0: "c:1"}, "worker": {0: "w:1", 1: "w:2"}, "ps": {0: "p:1"}}
 
 
-def test_a_plain_one():
-    cluster = parsed()
-    assert cluster.me == Task("worker", 1)
-    assert cluster.spec() == {"chief": {0: "c:1"}, "worker": {0: "w:1", 1: "w:2"}, "ps": {0: "p:1"}}
-
-
-def test_as_tfjob_writes_it_the_evaluator_is_stripped():
-    cluster = parsed({**CLUSTER, "evaluator": ["e:1"]}, {"type": "evaluator", "index": 0}, environment="cloud")
-    assert cluster.me == Task("evaluator", 0)
-    assert "evaluator" not in cluster.spec()
+@pytest.mark.parametrize(
+    ("cluster", "task", "me", "spec"),
+    [
+        (CLUSTER, {"type": "worker", "index": 1}, Task("worker", 1), SPEC),
+        (CLUSTER, {"type": "master", "index": 0}, topology.CHIEF, SPEC),
+        ({**CLUSTER, "evaluator": ["e:1"]}, {"type": "evaluator", "index": 0}, topology.EVALUATOR, SPEC),  # by TFJob
+        (
+            {"master": ["c:1"], "worker": {"1": "w:2"}, "ps": ["p:1"]}, {"type": "worker", "index": "1"},
+            Task("worker", 1), {**SPEC, "worker": {1: "w:2"}},
+        ),
+        (
+            {"worker": ["w:1"], "ps": ["p:1"]}, {"type": "chief"},  # without its address
+            topology.CHIEF, {"worker": {0: "w:1"}, "ps": {0: "p:1"}},
+        ),
+    ],
+)  # fmt: skip
+def test_a_cluster_as_people_and_schedulers_write_it(cluster, task, me, spec):
+    read = topology.from_tf_config(json.dumps({"cluster": cluster, "task": task, "environment": "cloud"}))
+    assert (read.me, read.spec()) == (me, spec)
+    if spec is SPEC:
+        again = topology.from_tf_config(topology.tf_config(read.addresses, Task("ps", 0)))
+        assert again.addresses == read.addresses
 
 
 @pytest.mark.parametrize("cluster", [{"cluster": {"evaluator": ["host7:2222"]}}, {}], ids=["alone", "no_cluster"])
@@ -48,21 +58,6 @@ def test_a_worker_to_slow_down_must_be_in_the_cluster():
     assert identify(loaded("cluster=tf_config", "cluster.slow_workers={0: 0.1, 1: 0.1}"), {"TF_CONFIG": text})
     with pytest.raises(ConfigError, match="worker 2"):
         identify(loaded("cluster=tf_config", "cluster.slow_workers={2: 0.1}"), {"TF_CONFIG": text})
-
-
-def test_sparse_workers_master_and_text_for_an_index():
-    cluster = parsed({"master": ["c:1"], "worker": {"1": "w:2"}, "ps": ["p:1"]}, {"type": "worker", "index": "1"})
-    assert cluster.spec() == {"chief": {0: "c:1"}, "worker": {1: "w:2"}, "ps": {0: "p:1"}}
-    assert parsed({**CLUSTER}, {"type": "master", "index": 0}).me == topology.CHIEF
-
-
-def test_without_a_chief_address():
-    assert "chief" not in parsed({"worker": ["w:1"], "ps": ["p:1"]}, {"type": "chief"}).spec()
-
-
-def test_round_trip():
-    addresses = parsed().addresses
-    assert topology.from_tf_config(topology.tf_config(addresses, Task("ps", 0))).addresses == addresses
 
 
 def test_a_cluster_without_the_jobs_that_are_needed_is_refused():

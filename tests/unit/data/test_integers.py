@@ -13,6 +13,7 @@ import pytest
 import table_files
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from table_files import converted
 
 from psrun.data import columns, formats, profiles, proposals
 from psrun.data.columns import ColumnSpec
@@ -28,17 +29,6 @@ ENDS = {"int64": [-(2**63), -(2**63) + 1, 2**53 + 1, 2**63 - 1], "uint64": [0, 2
 def layout_of(path: Path) -> formats.Layout:
     form = formats.detect([str(path)])
     return formats.Layout(form, formats.TEXT.get(form, ","))
-
-
-def read(path: Path, column: str, dtype: str, default: int | str | None = None) -> tuple[list, list]:
-    """The values of a column as a prepared set has them, and the problems of rows."""
-    values = []
-    bad = []
-    for rows in formats.rows(str(path), [column], layout_of(path)):
-        piece = columns.convert(rows, {"x": ColumnSpec(column, dtype, default=default)})
-        values += piece.batch.column("x").to_pylist()
-        bad += piece.bad
-    return values, bad
 
 
 @any_file
@@ -57,10 +47,10 @@ def test_integers_of_every_width_are_read_and_guessed_as_they_are(tmp_path_facto
     fitting = [-7 if value is None else value for value in values if value is None or value < 2**63]
     for ending in ("csv", "parquet", "feather", "jsonl", *(["npz"] if None not in values else [])):
         path = table_files.write(folder / f"rows.{ending}", {"user_id": rows})
-        found, bad = read(path, "user_id", "int64", -7)
+        found, bad = converted(path, "user_id", "int64", -7)
         assert (found, len(bad)) == (fitting * REPEATS, (len(values) - len(fitting)) * REPEATS)
         texts = [b"" if value is None else str(value).encode() for value in values]
-        assert read(path, "user_id", "string", "") == (texts * REPEATS, [])
+        assert converted(path, "user_id", "string", "") == (texts * REPEATS, [])
         looked = profiles.profile_files([str(path)], layout_of(path), cache=None)
         (proposal,) = proposals.propose(looked.values(), ()).values()
         if len(present) == 1 and None not in values:
@@ -68,7 +58,7 @@ def test_integers_of_every_width_are_read_and_guessed_as_they_are(tmp_path_facto
         assert proposal.examples == (f"{present[0]} to {present[-1]}" if len(present) > 1 else f"{present[0]}")
         assert sorted(map(int, proposal.feature.vocabulary)) == present
         default = proposal.feature.default
-        assert read(path, "user_id", proposal.feature.dtype, default)[1] == []
+        assert converted(path, "user_id", proposal.feature.dtype, default)[1] == []
         assert proposal.feature.dtype == "string" or default not in present
 
 
@@ -79,8 +69,11 @@ def ends(kind: str) -> tuple[int, int]:
 @pytest.mark.tensorflow
 def test_integers_of_records(tmp_path):
     path = table_files.write(tmp_path / "rows.tfrecord", {"x": pa.array([*ENDS["int64"], None], pa.int64())})
-    assert read(path, "x", "int64", -7) == ([*ENDS["int64"], -7], [])
-    assert read(path, "x", "string", "") == ([*(str(each).encode() for each in ENDS["int64"]), b""], [])
+    assert converted(path, "x", "int64", -7) == ([*ENDS["int64"], -7], [])
+    assert converted(path, "x", "string", "") == (
+        [*(str(each).encode() for each in ENDS["int64"]), b""],
+        [],
+    )
 
 
 @pytest.mark.parametrize("kinds", [("uint64", "int64"), ("int64", "uint64")])
@@ -102,9 +95,9 @@ def test_decimals_and_lists_hold_integers_too(tmp_path):
     for scale in (0, 2):
         values = [None if each is None else decimal.Decimal(each) for each in ids]
         path = table_files.write(tmp_path / "rows.parquet", {"x": pa.array(values, pa.decimal128(30, scale))})
-        found, bad = read(path, "x", "int64", -1)
+        found, bad = converted(path, "x", "int64", -1)
         assert found == [*ids[:4], -1]
-        assert [place for place, _ in bad] == [5]
+        assert bad == [6]
     large = pa.array([decimal.Decimal(2**64), decimal.Decimal(2**64 + 1)], pa.decimal128(38, 0))
     label = ColumnSpec("y", "float32", is_label=True, num_classes=2, vocabulary=(str(2**64), str(2**64 + 1)))
     piece = columns.convert(Rows(pa.record_batch({"y": large}), np.arange(2)), {"y": label})
@@ -149,4 +142,4 @@ def test_kept_columns_of_predictions_have_the_integers_of_the_file(tmp_path, fil
         write(prediction_files.Rows(pa.table(table), {}, {"prediction": np.zeros(5, np.float32)}, {}))
     for name, values in table.items():
         expected = [b"" if value is None else str(value).encode() for value in values.to_pylist()]
-        assert read(path, name, "string", "") == (expected, [])
+        assert converted(path, name, "string", "") == (expected, [])

@@ -11,7 +11,11 @@ import pytest
 from support import raw_config, run_config
 
 from psrun.config import parse
+from psrun.data import load
 from psrun.errors import ConfigError
+from psrun.training.metric_policies import MetricPolicies
+
+pytestmark = pytest.mark.tensorflow
 
 AUTO = "data.global_batch_size=auto"
 
@@ -37,13 +41,10 @@ class Examples:
 
 def numbers(source: Examples, *pieces: str, told: list[str] | None = None) -> tuple[int, int, int]:
     """Batch size, epochs and steps per epoch."""
-    from psrun.data import load
-
     run = load.planned(run_config(*pieces), source, (told if told is not None else []).append)
     return run.data.batch_size, run.trainer.num_epochs, run.trainer.num_steps
 
 
-@pytest.mark.tensorflow
 @pytest.mark.parametrize("trainer", ["custom_loop", "fit"])
 @pytest.mark.parametrize(
     ("recommends", "pieces", "expected"),
@@ -64,7 +65,6 @@ def test_what_is_set_holds_and_the_rest_follows_from_the_data(trainer, recommend
     assert numbers(Examples(10_000, recommends), f"trainer={trainer}", "cluster.num_workers=2", *pieces) == expected
 
 
-@pytest.mark.tensorflow
 def test_a_default_batch_that_is_too_large_is_reduced_and_said():
     told: list[str] = []
     assert numbers(Examples(40), AUTO, "trainer.steps_per_epoch=null", told=told) == (40, 5, 1)
@@ -75,19 +75,13 @@ def test_a_default_batch_that_is_too_large_is_reduced_and_said():
     assert len(told) == 2
 
 
-@pytest.mark.tensorflow
 def test_a_batch_that_the_user_set_too_large_is_an_error():
-    from psrun.data import load
-
     with pytest.raises(ConfigError, match=r"data.global_batch_size: is 64, must be at most 10, the number of training"):
         load.load_source(run_config("data.num_train_examples=10"))
     assert load.load_source(run_config("data.num_train_examples=10", AUTO)).num_train_examples == 10
 
 
-@pytest.mark.tensorflow
 def test_the_configuration_gets_the_numbers_of_auto():
-    from psrun.data import load
-
     run = run_config(AUTO)
     planned = load.planned(run, Examples(10_000, recommends=100))
     assert planned.raw["trainer"] == {**run.raw["trainer"], "epochs": 200, "steps_per_epoch": 100}
@@ -99,18 +93,12 @@ def test_the_configuration_gets_the_numbers_of_auto():
     assert one_pass.raw["trainer"]["steps_per_epoch"] is None  # also over other data, when the run is resumed
 
 
-@pytest.mark.tensorflow
 def test_more_steps_per_execution_than_a_short_epoch_has_are_reduced():
-    from psrun.data import load
-
     run = load.planned(run_config("trainer.steps_per_execution=50", AUTO), Examples(1000, recommends=100))
     assert (run.trainer.steps_per_execution, run.trainer.num_steps_packed) == (10, 10)
 
 
-@pytest.mark.tensorflow
 def test_one_pass_of_synchronous_workers_needs_their_number():
-    from psrun.data import load
-
     run = run_config("consistency=sync", "cluster=tf_config", AUTO)
     assert load.planned(run, Examples(10_000)).trainer.num_steps == 100
     with pytest.raises(ConfigError, match=r"trainer.steps_per_epoch: is required with consistency=sync"):
@@ -122,7 +110,6 @@ def test_examples_per_replica_that_are_set_win_over_an_automatic_batch_size():
     assert parse.load(raw).data.global_batch_size == 10
 
 
-@pytest.mark.tensorflow
 @pytest.mark.parametrize(
     ("recommended", "overrides", "rate", "falls"),
     [
@@ -133,8 +120,6 @@ def test_examples_per_replica_that_are_set_win_over_an_automatic_batch_size():
     ],
 )
 def test_a_rate_that_is_auto_is_the_one_that_the_data_recommends(recommended, overrides, rate, falls):
-    from psrun.data import load
-
     source = Examples(1000)
     if recommended:
         source.recommended = lambda batch_size: {"learning_rate": 0.003, "learning_rate_falls": True}
@@ -143,10 +128,7 @@ def test_a_rate_that_is_auto_is_the_one_that_the_data_recommends(recommended, ov
     assert planned.raw["optimizer"]["learning_rate"] == (0.02 if rate == 0.02 else "auto")
 
 
-@pytest.mark.tensorflow
 def test_a_rate_falls_by_half_a_cosine_wave_over_the_epochs():
-    from psrun.training.metric_policies import MetricPolicies
-
     policies = MetricPolicies.__new__(MetricPolicies)
     policies._optimizer = SimpleNamespace(learning_rate=0.1)
     run = replace(run_config("optimizer=lazy_adam", "trainer.epochs=3"), learning_rate_falls=True)

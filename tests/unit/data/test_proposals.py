@@ -1,4 +1,4 @@
-"""The features that are proposed for columns, by the content of these."""
+"""The features that are proposed for columns, by the content of these, and the task of a label."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import random
 import pyarrow as pa
 import pytest
 
-from psrun.data import feature_spec, proposals
+from psrun.data import feature_spec, label_guess, proposals
 from psrun.data.profiles import Profile, Profiler
 from psrun.data.proposals import Proposal
 
@@ -16,27 +16,14 @@ COUNT = 6000
 RNG = random.Random(3)
 
 
-def profile(values: list, kind: pa.DataType | None = None, column: str = "x") -> Profile:
+def profile(values: list | pa.Array, column: str = "x") -> Profile:
     profiler = Profiler(column)
-    profiler.add(pa.array(values, kind))
+    profiler.add(values if isinstance(values, pa.Array) else pa.array(values))
     return profiler.profile()
 
 
-def proposed(values: list, kind: pa.DataType | None = None, column: str = "x") -> dict[str, Proposal]:
-    return proposals.propose([profile(values, kind, column)], ())
-
-
-def options(values: list, kind: pa.DataType | None = None, column: str = "x") -> dict:
-    """The options of the only feature, without the column's name."""
-    (name,) = found = proposed(values, kind, column)
-    assert found[name].feature is not None, found[name].note
-    return {key: value for key, value in feature_spec.options(found[name].feature).items() if key != "column"}
-
-
-def note(values: list, kind: pa.DataType | None = None, column: str = "x") -> str:
-    (each,) = proposed(values, kind, column).values()
-    assert each.feature is None
-    return each.note
+def proposed(values: list | pa.Array, column: str = "x") -> dict[str, Proposal]:
+    return proposals.propose([profile(values, column)], ())
 
 
 def integers(*, least: int = 0, most: int, step: int = 1) -> list[str]:
@@ -66,70 +53,43 @@ def integers(*, least: int = 0, most: int, step: int = 1) -> list[str]:
         ("visits", [str(n % 40) for n in range(100)], {"bins": 4}),  # one for 50 rows, at least 4
         ("item", ["5", "", "NA", "7", "8"] * 20, {"dtype": "int64", "vocabulary": [5, 7, 8], "default": 4}),
         ("age", ["5", "", "NA", "7", "8"] * 20, {"nullable": True, "bins": 4}),
-    ],
-)  # fmt: skip
-def test_integers(column, values, expected):
-    assert options(values, column=column) == expected
-
-
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [
-        (["0.5", "1.25", "NA"] * 20, {"nullable": True, "bins": 4}),
-        (["$1,521.00", "$2.00"] * 20, {"decimal_mark": ".", "bins": 4}),
-        (["12,5 %", "3 %"] * 20, {"decimal_mark": ",", "bins": 4}),
-        (["0.5"] * 50 + ["", "NA"], {"nullable": True, "bins": 4}),
-        ([str(n % 20) for n in range(200)] + ["90000.5"], {"logarithm": True, "bins": 4}),
-    ],
-)
-def test_numbers(values, expected):
-    assert options(values) == expected
-
-
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [
-        (["drama", "news", ""] * 20, {"dtype": "string", "vocabulary": ["drama", "news"]}),
-        (["True", "False"] * 20, {"dtype": "string", "vocabulary": ["False", "True"]}),
-        (["01234", "00501"] * 20, {"dtype": "string", "vocabulary": ["00501", "01234"]}),
-        (["0xFF", "0x1F"] * 20, {"dtype": "string", "vocabulary": ["0x1F", "0xFF"]}),
-        (["NA", "DE"] * 20, {"dtype": "string", "vocabulary": ["DE", "NA"]}),
-        (["a", "b"] * 100 + ["rare"], {"dtype": "string", "vocabulary": ["a", "b"]}),
-        (["a", "b"] * 20 + ["rare"], {"dtype": "string", "vocabulary": ["a", "b", "rare"]}),  # of few rows
+        ("x", [str(n * n) for n in range(400)], {"bins": 8}),  # amounts, which may differ in each row
+        # Numbers.
+        ("x", [str(n / 7) for n in range(400)], {"bins": 8}),
+        ("x", ["0.5", "1.25", "NA"] * 20, {"nullable": True, "bins": 4}),
+        ("x", ["$1,521.00", "$2.00"] * 20, {"decimal_mark": ".", "bins": 4}),
+        ("x", ["12,5 %", "3 %"] * 20, {"decimal_mark": ",", "bins": 4}),
+        ("x", ["0.5"] * 50 + ["", "NA"], {"nullable": True, "bins": 4}),
+        ("x", [str(n % 20) for n in range(200)] + ["90000.5"], {"logarithm": True, "bins": 4}),
+        # Words.
+        ("x", ["drama", "news", ""] * 20, {"dtype": "string", "vocabulary": ["drama", "news"]}),
+        ("x", ["True", "False"] * 20, {"dtype": "string", "vocabulary": ["False", "True"]}),
+        ("x", ["01234", "00501"] * 20, {"dtype": "string", "vocabulary": ["00501", "01234"]}),
+        ("x", ["0xFF", "0x1F"] * 20, {"dtype": "string", "vocabulary": ["0x1F", "0xFF"]}),
+        ("x", ["NA", "DE"] * 20, {"dtype": "string", "vocabulary": ["DE", "NA"]}),
+        ("x", ["a", "b"] * 100 + ["rare"], {"dtype": "string", "vocabulary": ["a", "b"]}),
+        ("x", ["a", "b"] * 20 + ["rare"], {"dtype": "string", "vocabulary": ["a", "b", "rare"]}),  # of few rows
         (
-            [str(2**63 + n % 5) for n in range(100)],
+            "x", [str(2**63 + n % 5) for n in range(100)],
             {"dtype": "string", "vocabulary": [str(2**63 + n) for n in range(5)]},
         ),
+        # Types of Arrow.
+        ("x", [True, False, None] * 20, {"dtype": "int64", "vocabulary": [0, 1], "default": -1}),
+        ("x", ["a", None, "b"] * 20, {"dtype": "string", "vocabulary": ["a", "b"], "default": ""}),
+        ("item_id", [1.0, None, 2.0] * 20, {"dtype": "int64", "vocabulary": [1, 2], "default": 0}),
+        ("item_id", pa.array([2**63, 1] * 20, pa.uint64()), {"dtype": "string", "vocabulary": ["1", str(2**63)]}),
+        ("id", [-(2**63), None, 1] * 20, {"dtype": "int64", "vocabulary": [-(2**63), 1], "default": 2}),
+        ("x", pa.array([datetime.timedelta(seconds=n) for n in range(60)], pa.duration("s")), {"bins": 4}),
+        ("x", pa.array([[0.5, 1.5], [2.5, 3.5]] * 20, pa.list_(pa.float32(), 2)), {"width": 2}),
+        ("x", [[1, 2], [3], []] * 20, {"dtype": "int64", "vocabulary": [1, 2, 3], "max_values": 2}),
+        ("x", [["a", "b"], None] * 20, {"dtype": "string", "vocabulary": ["a", "b"], "max_values": 2}),
     ],
 )  # fmt: skip
-def test_words(values, expected):
-    assert options(values) == expected
-
-
-@pytest.mark.parametrize(
-    ("values", "kind", "column", "expected"),
-    [
-        ([True, False, None] * 20, pa.bool_(), "x", {"dtype": "int64", "vocabulary": [0, 1], "default": -1}),
-        (["a", None, "b"] * 20, pa.string(), "x", {"dtype": "string", "vocabulary": ["a", "b"], "default": ""}),
-        ([1.0, None, 2.0] * 20, pa.float64(), "item_id", {"dtype": "int64", "vocabulary": [1, 2], "default": 0}),
-        ([2**63, 1] * 20, pa.uint64(), "item_id", {"dtype": "string", "vocabulary": ["1", str(2**63)]}),
-        ([-(2**63), None, 1] * 20, pa.int64(), "id", {"dtype": "int64", "vocabulary": [-(2**63), 1], "default": 2}),
-        ([datetime.timedelta(seconds=n) for n in range(60)], pa.duration("s"), "x", {"bins": 4}),
-        ([[0.5, 1.5], [2.5, 3.5]] * 20, pa.list_(pa.float32(), 2), "x", {"width": 2}),
-        (
-            [[1, 2], [3], []] * 20,
-            pa.list_(pa.int64()),
-            "x",
-            {"dtype": "int64", "vocabulary": [1, 2, 3], "max_values": 2},
-        ),
-        (
-            [["a", "b"], None] * 20, pa.list_(pa.string()), "x",
-            {"dtype": "string", "vocabulary": ["a", "b"], "max_values": 2},
-        ),
-    ],
-)  # fmt: skip
-def test_types_of_arrow(values, kind, column, expected):
-    assert options(values, kind, column) == expected
+def test_a_column_becomes_a_feature(column, values, expected):
+    ((_, found),) = proposed(values, column).items()
+    assert found.feature is not None, found.note
+    options = feature_spec.options(found.feature)
+    assert {key: value for key, value in options.items() if key != "column"} == expected
 
 
 def test_times_become_several_numbers():
@@ -166,15 +126,12 @@ def test_times_become_several_numbers():
         ("x", [f"name {n}" for n in range(19)] * 1 + ["name 1"], "different in nearly each row"),
         ("x", [f"the {n} of many words" for n in range(20)], "free text, different in each row"),
         ("x", [str(2**64 + n) for n in range(20)], "different in each row"),
+        ("x", [{"a": 1}], "neither numbers nor words"),
     ],
 )
 def test_columns_that_are_left_out(column, values, expected):
-    assert note(values, column=column) == expected
-
-
-def test_amounts_may_differ_in_each_row():
-    assert options([str(n * n) for n in range(400)]) == {"bins": 8}
-    assert options([str(n / 7) for n in range(400)]) == {"bins": 8}
+    (found,) = proposed(values, column).values()
+    assert (found.feature, found.note) == (None, expected)
 
 
 def test_rare_values_share_an_id_and_their_share_is_shown():
@@ -214,11 +171,6 @@ def test_names_of_features_are_valid_and_unique():
     assert feature_spec.read({name: feature_spec.options(each.feature) for name, each in found.items()})
 
 
-def test_nested_columns_are_left_out():
-    (each,) = proposed([{"a": 1}]).values()
-    assert (each.feature, each.note) == (None, "neither numbers nor words")
-
-
 def test_texts_that_look_like_lists_are_reported():
     (warning,) = proposals.warnings(proposed(["['a', 'b']", "['c']"] * 20))
     assert warning.startswith("x has texts that look like lists, such as \"['a', 'b']\"")
@@ -232,3 +184,98 @@ def test_rows_for_display():
     }  # fmt: skip
     found = proposed([f"v{n % 150_000}" for n in range(450_000)])
     assert proposals.features(found, num_buckets=7)["x"].num_buckets == 7
+
+
+# -- labels
+
+
+@pytest.mark.parametrize(
+    ("values", "task", "vocabulary", "num_missing"),
+    [
+        (["0", "1"] * 20, "binary", None, 0),
+        (["0.0", "1.0"] * 20, "binary", None, 0),
+        (["0.0", "1.0", "2.0"] * 20, "multiclass", ("0.0", "1.0", "2.0"), 0),
+        ([0.0, 1.0, 2.0] * 20, "multiclass", None, 0),
+        ([0.0, 1.0] * 20, "binary", None, 0),
+        ([False, True] * 20, "binary", None, 0),
+        (["1", "2"] * 20, "binary", (1, 2), 0),
+        (["-1", "1"] * 20, "binary", (-1, 1), 0),
+        (["0", "1", "NA"] * 20, "binary", None, 20),
+        (["0", "1", "", "?"] * 20, "binary", None, 40),
+        (["Yes", "No"] * 20, "binary", ("No", "Yes"), 0),
+        (["True", "False"] * 20, "binary", ("False", "True"), 0),
+        (["Y", "N", "NA", " "] * 20, "binary", ("N", "Y"), 40),
+        (["yes", "no", "None"] * 20, "binary", ("no", "yes"), 20),
+        (["<=50K", ">50K"] * 20, "binary", ("<=50K", ">50K"), 0),
+        (["churn", "no churn"] * 20, "binary", ("no churn", "churn"), 0),
+        (["active", "inactive"] * 20, "binary", ("inactive", "active"), 0),
+        (["positive", "negative"] * 20, "binary", ("negative", "positive"), 0),
+        (["good", "bad"] * 20, "binary", ("bad", "good"), 0),
+        (["a", "b"] * 20, "binary", ("a", "b"), 0),
+        (["a", "c", "b"] * 20, "multiclass", ("a", "b", "c"), 0),
+        (["None", "Mild", "Severe"] * 20, "multiclass", ("Mild", "None", "Severe"), 0),  # a class, as likely as not
+        (["N", "U", "Y", "NA"] * 20, "multiclass", ("N", "U", "Y"), 20),
+        (["0", "1", "2"] * 20, "multiclass", None, 0),
+        (["1", "2", "3"] * 20, "multiclass", (1, 2, 3), 0),
+        (["3", "5", "8", "NA"] * 20, "multiclass", (3, 5, 8), 20),
+        ([str(n) for n in range(60)] * 10, "multiclass", None, 0),  # counted from 0, evenly
+        ([str(n) for n in range(60)] * 2, "regression", None, 0),  # too few rows
+        ([str(n * n) for n in range(60)] * 10, "regression", None, 0),
+        (["0"] * 900 + [str(n) for n in range(60)] * 6, "regression", None, 0),  # a count
+        ([str(n / 7) for n in range(50)], "regression", None, 0),
+        (["1.5", "0.0", "1.0"] * 20, "regression", None, 0),
+        (["1.5", "2.5", "NA"] * 20, "regression", None, 20),
+        ([0.5, None, float("nan")] + [1.5, 2.25] * 9, "regression", None, 2),
+        (["007", "010"] * 20, "binary", ("007", "010"), 0),
+        ([str(2**63), "5"] * 20, "binary", ("5", str(2**63)), 0),
+    ],
+)
+def test_the_task_of_a_label(values, task, vocabulary, num_missing):
+    got = label_guess.guess(profile(values))
+    assert (got.task, got.label_vocabulary, got.num_missing) == (task, vocabulary, num_missing)
+    classes = len(set(values)) - len({"", "?", "NA", " "} & set(values))
+    assert got.num_classes == (classes if task == "multiclass" else None)
+
+
+def test_large_floats_are_regression_with_their_mark():
+    got = label_guess.guess(profile([f"${n},000.00" for n in range(1, 40)]))
+    assert (got.task, got.decimal_mark) == ("regression", ".")
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "expected"),
+    [
+        ([str(n) for n in range(3)] * 20, {"task": "regression"}, {"task": "regression"}),
+        ([str(n) for n in range(3)] * 20, {"num_classes": 5}, {"task": "multiclass", "num_classes": 5}),
+        (["2", "4"] * 20, {"num_classes": 5}, {"task": "multiclass", "num_classes": 5}),
+        (["0", "1"] * 20, {"task": "multiclass"}, {"task": "multiclass", "num_classes": 2}),
+        (
+            [str(n * n) for n in range(30)] * 2,
+            {"task": "multiclass"},
+            {"task": "multiclass", "num_classes": 30, "label_vocabulary": [n * n for n in range(30)]},
+        ),
+        (
+            [f"w{n:02d}" for n in range(30)],
+            {"task": "multiclass"},
+            {"task": "multiclass", "num_classes": 30, "label_vocabulary": [f"w{n:02d}" for n in range(30)]},
+        ),
+    ],
+)
+def test_what_the_user_says_of_a_label_holds(values, options, expected):
+    assert label_guess.guess(profile(values), **options).options == expected
+
+
+def test_notes_on_labels_say_how_to_say_otherwise():
+    notes = {
+        ("0", "1"): "binary: 0 and 1",
+        ("Yes", "No"): "binary: No is 0, Yes is 1; 'data.label_vocabulary=[Yes,No]' for the other way round",
+        ("1", "2", "3"): "multiclass: 3 classes, 1, 2, 3; data.task=regression to predict the number",
+        ("1", "0", "", "NA"): "binary: 0 and 1; 40 rows without a label are left out",
+    }
+    for values, note in notes.items():
+        assert label_guess.guess(profile([*values] * 20)).note == note
+    many = label_guess.guess(profile([str(n * n) for n in range(312)] + [""]))
+    assert many.note == (
+        "regression: 312 different numbers; data.task=multiclass to treat them as classes;"
+        " 1 row without a label is left out"
+    )

@@ -1,4 +1,4 @@
-"""Whether a task hangs, judged from readings at times that the tests pass in."""
+"""Whether a task hangs, judged from readings at times that the tests pass in; and when a lost one is restarted."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from psrun.config.choices import Restart
+from psrun.config.choices import Restart, RestartLimits
 from psrun.launch.hang_detector import HangDetector, Silence, TrainingStatus, progress_limit_s
+from psrun.launch.restart_policy import RestartPolicy
 from psrun.results.task_files import Heartbeat
 
 BEAT = Heartbeat(pid=1, at_s=1000.0, state="training", step=7)
@@ -22,30 +23,28 @@ def detector() -> HangDetector:
     return HangDetector(LIMITS, 0.0, held_up_s=float("inf"))
 
 
-def test_a_task_without_a_first_heartbeat_did_not_come_up(detector):
-    assert detector.heartbeat_fault(None, 600.0) is None
-    assert detector.heartbeat_fault(None, 601.0) == "did not come up within 600 s"
+LATER = replace(BEAT, at_s=1001.0)
 
 
-def test_a_heartbeat_that_does_not_change_is_a_hang(detector):
-    assert detector.heartbeat_fault(BEAT, 5.0) is None
-    assert detector.heartbeat_fault(BEAT, 15.0) is None
-    assert detector.heartbeat_fault(replace(BEAT, at_s=1001.0), 16.0) is None
-    assert detector.heartbeat_fault(replace(BEAT, at_s=1001.0), 27.0) == "hangs: not heard of for 11 s"
+@pytest.mark.parametrize(
+    "readings",
+    [
+        [(None, 600.0, None), (None, 601.0, "did not come up within 600 s")],
+        [(BEAT, 5.0, None), (BEAT, 15.0, None), (LATER, 16.0, None), (LATER, 27.0, "hangs: not heard of for 11 s")],
+        # A task that removes its heartbeat has time to exit, however long it has run.
+        [(BEAT, 5000.0, None), (None, 5001.0, None), (None, 5601.0, None), (None, 5602.0, "did not exit within 600 s")],
+    ],
+    ids=["none", "the same", "no longer"],
+)
+def test_a_task_without_a_new_heartbeat_has_a_fault(detector, readings):
+    for beat, now_s, fault in readings:
+        assert detector.heartbeat_fault(beat, now_s) == fault
 
 
 @pytest.mark.parametrize("clock_s", [-1e6, 0.0, 1e6])
 def test_the_clock_of_the_task_need_not_be_that_of_the_observer(detector, clock_s):
     for now_s in range(100):
         assert detector.heartbeat_fault(replace(BEAT, at_s=clock_s + now_s), now_s) is None
-
-
-def test_a_task_that_removes_its_heartbeat_has_time_to_exit(detector):
-    """However long it has run."""
-    assert detector.heartbeat_fault(BEAT, 5000.0) is None
-    assert detector.heartbeat_fault(None, 5001.0) is None
-    assert detector.heartbeat_fault(None, 5601.0) is None
-    assert detector.heartbeat_fault(None, 5602.0) == "did not exit within 600 s"
 
 
 def test_a_chief_that_is_silent_together_with_a_server_may_wait_for_it(detector):
@@ -113,3 +112,28 @@ def test_a_machine_that_was_suspended_has_no_hung_tasks():
         assert detector.progress_fault(TRAINING, now_s) is None
     assert detector.heartbeat_fault(BEAT, 5000.0) is None
     assert detector.progress_fault(TRAINING, 5000.0) is None
+
+
+# -- restarts
+
+POLICY = RestartPolicy(budget=3, first_delay_s=2.0, longest_delay_s=10.0)
+
+
+def test_the_limits_are_those_of_the_configuration():
+    assert RestartPolicy.of(RestartLimits(3, 2.0, 10.0, 25.0)) == POLICY
+
+
+def test_the_delay_doubles_from_the_second_restart_on_up_to_the_longest():
+    delays_s = [POLICY.due_s(num_restarts, now_s=100.0) - 100.0 for num_restarts in range(6)]
+    assert delays_s == [0.0, 2.0, 4.0, 8.0, 10.0, 10.0]
+
+
+@pytest.mark.parametrize(("first_delay_s", "delay_s"), [(0.0, 0.0), (0.5, 10.0)])
+def test_a_task_may_be_restarted_thousands_of_times(first_delay_s, delay_s):
+    assert RestartPolicy(9999, first_delay_s, 10.0).due_s(5000, now_s=0.0) == delay_s
+
+
+@pytest.mark.parametrize(("budget", "allowed"), [(0, []), (1, [0]), (3, [0, 1, 2])])
+def test_the_budget_is_the_number_of_restarts(budget, allowed):
+    policy = RestartPolicy(budget, 1.0, 1.0)
+    assert [num_restarts for num_restarts in range(5) if policy.allows(num_restarts)] == allowed

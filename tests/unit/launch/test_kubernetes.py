@@ -76,11 +76,15 @@ def test_kubectl_reads_what_is_shown(tmp_path):
         pytest.skip("there is no kubectl: apt-get install kubernetes-client")
     for kind in KINDS:
         text = submitted(tmp_path, "--dry-run", *GIVEN, f"kubernetes.kind={kind}").stdout
-        command = ["kubectl", "label", "--local", "--filename", "-", "seen=yes", "--output", "yaml"]
-        none = {**os.environ, "KUBECONFIG": os.devnull}
-        done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=60, check=False, env=none)
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.count("seen: ") == text.count("\nkind: ")
+        assert read_by_kubectl(text).count("seen: ") == text.count("\nkind: ")
+
+
+def read_by_kubectl(manifest: str) -> str:
+    command = ["kubectl", "label", "--local", "--filename", "-", "seen=yes", "--output", "yaml"]
+    none = {**os.environ, "KUBECONFIG": os.devnull}
+    done = subprocess.run(command, input=manifest, capture_output=True, text=True, timeout=60, check=False, env=none)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def test_every_task_is_a_pod_and_finds_itself(objects):
@@ -89,20 +93,19 @@ def test_every_task_is_a_pod_and_finds_itself(objects):
     counted = {job: sum(pod.job == job for pod in task_pods) for job in {pod.job for pod in task_pods}}
     assert counted == {"chief": 1, "ps": 2, "worker": 3, "evaluator": 1, "data_dispatcher": 1, "data_worker": 1}
     for pod in task_pods:
-        run = parse.load(raw_config(*unquoted(pod.container["args"])))
+        arguments = [each for each in pod.container["args"] if not each.startswith("hydra.run.dir=")]
+        run = parse.load(raw_config(*arguments))
         me = task_assignment.identify(run, pod.environment)
         assert me.topology.me == Task(pod.job, pod.index)
         listed = {f"{each.host}:2222": Task(each.job, each.index) for each in task_pods if each.job != "evaluator"}
         assert {where: task for task, where in me.topology.addresses.items()} == listed
 
 
-def unquoted(arguments):
-    return [each for each in arguments if not each.startswith("hydra.run.dir=")]
-
-
-def test_a_pod_may_do_nothing_that_it_need_not(objects):
+def test_a_pod_may_do_nothing_that_it_need_not_and_is_probed_if_it_serves(objects):
     _, resources = objects
-    for pod in pod_specs(resources):
+    for job in job_templates(resources):
+        template = job["spec"]["template"]
+        pod = template["spec"]
         assert pod["securityContext"]["runAsNonRoot"] is True
         assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         assert pod["automountServiceAccountToken"] is False
@@ -112,19 +115,13 @@ def test_a_pod_may_do_nothing_that_it_need_not(objects):
             "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}
         }  # fmt: skip
         assert set(container["resources"]) == {"requests", "limits"}
+        serves = template["metadata"]["labels"]["app.kubernetes.io/component"] not in ("chief", "evaluator")
+        assert ("livenessProbe" in container, "startupProbe" in container) == (serves, serves)
     (policy,) = of_kind(resources, "NetworkPolicy")
     ours = {"matchLabels": {"app.kubernetes.io/instance": "run-1"}}
     assert policy["spec"] == {
         "podSelector": ours, "policyTypes": ["Ingress"], "ingress": [{"from": [{"podSelector": ours}]}]
     }  # fmt: skip
-
-
-def pod_templates(resources):
-    return [each["spec"]["template"] for each in job_templates(resources)]
-
-
-def pod_specs(resources):
-    return [each["spec"] for each in pod_templates(resources)]
 
 
 def test_exit_codes_mean_what_psrun_means(objects):
@@ -142,23 +139,19 @@ def test_exit_codes_mean_what_psrun_means(objects):
         assert jobset["spec"]["failurePolicy"]["rules"][0]["action"] == "FailJobSet"
 
 
-def test_only_servers_are_probed(objects):
-    _, resources = objects
-    for template in pod_templates(resources):
-        job, (container,) = (
-            template["metadata"]["labels"]["app.kubernetes.io/component"],
-            template["spec"]["containers"],
-        )
-        serves = job not in ("chief", "evaluator")
-        assert ("livenessProbe" in container, "startupProbe" in container) == (serves, serves)
-
-
-def test_what_a_shell_or_kubernetes_would_replace_is_left_alone(tmp_path):
-    written = ["tracker.tracking_uri='$(HOME)/x'", "tracker.experiment='a\nkind: b'"]
-    resources = manifests(tmp_path, *written, "tracker=mlflow", "kubernetes.kind=indexed_jobs")
-    args = of_kind(resources, "Job")[0]["spec"]["template"]["spec"]["containers"][0]["args"]
-    assert "tracker.tracking_uri='$$(HOME)/x'" in args
-    assert written[1] in args
+def test_arguments_arrive_in_the_pods_as_they_were_given(tmp_path):
+    """Also where a shell or Kubernetes would replace something, with any resource, and with YAML files of one's own."""
+    (tmp_path / "myconf" / "model").mkdir(parents=True)
+    text = (REPOSITORY / "conf" / "model" / "dense.yaml").read_text()
+    (tmp_path / "myconf" / "model" / "mine.yaml").write_text(text)
+    tracker = ["tracker=mlflow", "tracker.tracking_uri='$(HOME)/x'", "tracker.experiment='a\nkind: b'"]
+    limits = "++kubernetes.resources.worker.limits={memory: 8Gi, nvidia.com/gpu: 1}"
+    given = ["model=mine", "--config-dir", "myconf", "kubernetes.kind=indexed_jobs", limits, *tracker]
+    jobs = {each["metadata"]["name"]: each for each in of_kind(manifests(tmp_path, *given), "Job")}
+    (container,) = jobs["run-1-worker"]["spec"]["template"]["spec"]["containers"]
+    assert container["args"][:2] == ["--config-dir", "myconf"]
+    assert {"tracker.tracking_uri='$$(HOME)/x'", tracker[2], limits} <= set(container["args"])
+    assert container["resources"]["limits"] == {"memory": "8Gi", "nvidia.com/gpu": "1"}
 
 
 def test_text_that_looks_like_something_else_is_text_to_kubectl_too(tmp_path):
@@ -167,27 +160,10 @@ def test_text_that_looks_like_something_else_is_text_to_kubectl_too(tmp_path):
     assert "namespace: '1e3'" in manifest
     assert "image: example/psrun:1" in manifest
     if shutil.which("kubectl") is not None:
-        none = {**os.environ, "KUBECONFIG": os.devnull}
-        command = ["kubectl", "label", "--local", "--filename", "-", "seen=yes", "--output", "name"]
-        subprocess.run(command, input=manifest, capture_output=True, text=True, timeout=60, check=True, env=none)
+        read_by_kubectl(manifest)
 
 
-def test_resources_go_by_any_name(tmp_path):
-    limits = "++kubernetes.resources.worker.limits={memory: 8Gi, nvidia.com/gpu: 1}"
-    jobs = of_kind(manifests(tmp_path, "kubernetes.kind=indexed_jobs", limits), "Job")
-    (worker,) = [each for each in jobs if each["metadata"]["name"] == "run-1-worker"]
-    (container,) = worker["spec"]["template"]["spec"]["containers"]
-    assert container["resources"]["limits"] == {"memory": "8Gi", "nvidia.com/gpu": "1"}
-    assert limits in container["args"]
-
-
-def test_pieces_of_ones_own_and_options_that_there_are_not(tmp_path):
-    (tmp_path / "myconf" / "model").mkdir(parents=True)
-    text = (REPOSITORY / "conf" / "model" / "dense.yaml").read_text()
-    (tmp_path / "myconf" / "model" / "mine.yaml").write_text(text)
-    resources = manifests(tmp_path, "model=mine", "--config-dir", "myconf", "kubernetes.kind=indexed_jobs")
-    args = of_kind(resources, "Job")[0]["spec"]["template"]["spec"]["containers"][0]["args"]
-    assert args[:2] == ["--config-dir", "myconf"]
+def test_options_that_there_are_not(tmp_path):
     done = submitted(tmp_path, "--dryrun", *GIVEN)
     assert done.returncode == 2
     assert "unrecognized arguments: --dryrun" in done.stderr
@@ -301,28 +277,38 @@ def followed(fake, monkeypatch):
     return kubectl.follow(fake, settings, Console(file=out)), out.getvalue()
 
 
-def test_a_run_is_followed_over_a_restart_to_its_end(monkeypatch):
-    first, later = pod({"terminated": {"exitCode": 175}}, name="a"), "2026-01-01T00:01:00Z"
-    fake = FakeKubectl(
-        ([], False),
-        ([pod({"waiting": {"reason": "ContainerCreating"}}, name="a")], False),
-        ([pod({"running": {}}, name="a")], False),
-        ([first], False),
-        ([first, pod({"running": {}}, name="b", created=later)], False),
-        ([first, pod({"terminated": {"exitCode": 0}}, name="b", created=later)], False),
-    )
-    code, out = followed(fake, monkeypatch)
-    assert code == ExitCode.DONE
-    assert fake.shown == ["a", "b"]
-    assert "a exited with code 175; Kubernetes restarts it" in out
+RUNNING, ENDED = pod({"running": {}}), pod({"terminated": {"exitCode": 0}})
+LOST = pod({"terminated": {"exitCode": 137}})
+FIRST, LATER = pod({"terminated": {"exitCode": 175}}, name="a"), "2026-01-01T00:01:00Z"
 
 
-def test_a_log_that_cannot_be_read_is_reported_once(monkeypatch):
-    running, ended = pod({"running": {}}), pod({"terminated": {"exitCode": 0}})
-    fake = FakeKubectl(*[([running], False)] * 3, ([ended], True), error="forbidden")
-    code, out = followed(fake, monkeypatch)
-    assert code == ExitCode.DONE
-    assert out.count("the log of c is not available: forbidden") == 1
+@pytest.mark.parametrize(
+    ("answers", "error", "code", "shown", "text"),
+    [
+        (
+            [
+                ([], False),
+                ([pod({"waiting": {"reason": "ContainerCreating"}}, name="a")], False),
+                ([pod({"running": {}}, name="a")], False),
+                ([FIRST], False),
+                ([FIRST, pod({"running": {}}, name="b", created=LATER)], False),
+                ([FIRST, pod({"terminated": {"exitCode": 0}}, name="b", created=LATER)], False),
+            ],
+            "", ExitCode.DONE, ["a", "b"], "a exited with code 175; Kubernetes restarts it",
+        ),
+        (
+            [*[([RUNNING], False)] * 3, ([ENDED], True)],
+            "forbidden", ExitCode.DONE, None, "the log of c is not available: forbidden",
+        ),
+        ([([LOST], False), ([LOST], True)], "", ExitCode.RESTART, ["c"], ""),  # the budget of restarts is spent
+    ],
+)  # fmt: skip
+def test_a_run_is_followed_to_its_end(monkeypatch, answers, error, code, shown, text):
+    fake = FakeKubectl(*answers, error=error)
+    ended, out = followed(fake, monkeypatch)
+    assert ended == code
+    assert shown is None or fake.shown == shown
+    assert not text or out.count(text) == 1
 
 
 def test_the_log_of_a_pod_is_shown_as_kubectl_prints_it(tmp_path, monkeypatch, capfd):
@@ -390,11 +376,6 @@ def test_what_kubectl_refuses_is_reported_with_the_next_move(monkeypatch, told, 
         kubectl.Kubectl(None).apply("", run_config("cluster=kubernetes", *GIVEN).submission)
     assert told in str(refused.value)
     assert str(refused.value).count(hint) == 1
-
-
-def test_a_restart_budget_that_is_spent_ends_what_is_followed(monkeypatch):
-    ended = [pod({"terminated": {"exitCode": 137}})]
-    assert followed(FakeKubectl((ended, False), (ended, True)), monkeypatch)[0] == ExitCode.RESTART
 
 
 def test_a_chief_that_cannot_start_is_named(monkeypatch):

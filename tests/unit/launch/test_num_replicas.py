@@ -11,25 +11,23 @@ from psrun.errors import ConfigError
 from psrun.results import recorded_config
 
 FIVE = ("data.global_batch_size=null", "data.batch_size_per_replica=5")
-COUNTS = [
-    (("cluster=none",), 1),
-    (("cluster=one_device",), 1),
-    (("cluster=mirrored", "cluster.num_replicas=3"), 3),
-    (("cluster=central_storage", "cluster.num_replicas=2"), 2),
-    (("cluster=multi_worker_mirrored", "cluster.num_workers=4", "trainer=fit"), 4),
-    (("cluster=inprocess",), 1),
-    (("cluster=local", "cluster.num_workers=4", "cluster.replicas_per_worker=2"), 2),
-    (("cluster=tf_config", "cluster.replicas_per_worker=2"), 2),
-]
 
 
-@pytest.fixture
-def no_gpus(monkeypatch):
+@pytest.mark.parametrize(
+    ("overrides", "count"),
+    [
+        (("cluster=none",), 1),
+        (("cluster=one_device",), 1),
+        (("cluster=mirrored", "cluster.num_replicas=3"), 3),
+        (("cluster=central_storage", "cluster.num_replicas=2"), 2),
+        (("cluster=multi_worker_mirrored", "cluster.num_workers=4", "trainer=fit"), 4),
+        (("cluster=inprocess",), 1),
+        (("cluster=local", "cluster.num_workers=4", "cluster.replicas_per_worker=2"), 2),
+        (("cluster=tf_config", "cluster.replicas_per_worker=2"), 2),
+    ],
+)
+def test_a_step_has_the_examples_of_all_replicas(monkeypatch, overrides, count):
     monkeypatch.setattr(gpus, "here", list)
-
-
-@pytest.mark.parametrize(("overrides", "count"), COUNTS)
-def test_a_step_has_the_examples_of_all_replicas(no_gpus, overrides, count):
     rates = ("optimizer.learning_rate=${scaled:0.5}", "seed=${num_replicas:}")
     run = run_config(*overrides, *FIVE, *rates)
     assert run.data.global_batch_size == 5 * count

@@ -30,7 +30,6 @@ from psrun.results.sweep import END, KILL, Job, Sweep, SweepReader, distinguishi
 from psrun.results.watch.sweep import SweepMonitor, overview
 
 GIB = 2**30
-LONG = "trainer.epochs=1000"
 
 
 def planned(*each: Job) -> dict[int, Job]:

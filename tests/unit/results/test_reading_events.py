@@ -5,9 +5,7 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import asdict
-from itertools import count
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
@@ -46,28 +44,15 @@ events = st.sampled_from(sorted(data_by_kind)).flatmap(
 )
 
 
-@pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    root = tmp_path_factory.mktemp("events")
-
-    def named():
-        for number in count():
-            folder = root / str(number)
-            folder.mkdir()
-            yield folder
-
-    return named()
-
-
 @properties
 @given(happened=st.lists(events, max_size=8), cuts=st.lists(st.floats(0, 1), max_size=6))
-def test_events_that_are_read_in_pieces_add_up_to_the_same(files, happened, cuts):
-    written = Journal(next(files))
+def test_events_that_are_read_in_pieces_add_up_to_the_same(tmp_path_factory, happened, cuts):
+    written = Journal(tmp_path_factory.mktemp("written"))
     for event in happened:
         written.event(event)
     content = written.metrics.read_bytes() if happened else b""
     whole = EventReader(written.metrics).read()
-    growing = next(files) / "metrics.jsonl"
+    growing = tmp_path_factory.mktemp("growing") / "metrics.jsonl"
     reader = EventReader(growing)
     pieces = []
     for end in [*sorted(round(cut * len(content)) for cut in cuts), len(content)]:
@@ -130,8 +115,8 @@ beats = st.builds(
 
 @properties
 @given(beat=beats)
-def test_a_heartbeat_is_read_as_it_was_written(files, beat):
-    folder = next(files)
+def test_a_heartbeat_is_read_as_it_was_written(tmp_path_factory, beat):
+    folder = tmp_path_factory.mktemp("heartbeat")
     writer = task_files.HeartbeatWriter(folder, Task("worker", 0), lambda: beat)
     file = task_files.path(folder, Task("worker", 0))
     file.parent.mkdir()

@@ -7,14 +7,15 @@ import io
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pexpect
 import pytest
-import yaml
 from recorded_runs import a_run, a_sweep
 from rich.console import Console
 
@@ -35,16 +36,6 @@ def report(capfd):
         return capfd.readouterr().out
 
     return run
-
-
-def test_a_vocabulary_is_shown_by_its_length(report, tmp_path):
-    for name, size in (("a", 200), ("b", 100)):
-        file = a_run(tmp_path / name) / "config.yaml"
-        file.write_text(f"data: {{vocabulary: {list(range(size))}}}\n")
-    shown = report(tmp_path)
-    assert "200 values" in shown
-    assert max(map(len, shown.splitlines())) < 200
-    assert "[0, 1, 2, " in report(tmp_path, "--csv", "-")
 
 
 def words_by_line(text: str) -> list[list[str]]:
@@ -122,34 +113,23 @@ def test_folded_seeds_have_mean_deviation_and_number(tmp_path, report):
 
 
 @pytest.mark.parametrize(
-    ("conditions", "expected"),
+    ("options", "expected"),
     [
-        (["cluster.num_workers=2"], "4 5 6 7"),
-        (["num_workers=2", "partitioner!=none"], "6 7"),
-        (["val_auc>0.88"], "9 10"),
-        (["val_auc >= 0.88"], "8 9 10"),
-        (["status=failed"], "2"),
-        (["status!=completed"], "2 11"),
-        (["optimizer.learning_rate<0.0001", "num_workers<=1"], "0 1 2 3"),  # written as 1.0e-05
-        (["seed==2", "num_ps=2", "topology=local"], "1 3 5 7 9"),
+        ("--where cluster.num_workers=2", "4 5 6 7"),
+        ("--where num_workers=2 --where partitioner!=none", "6 7"),
+        ("--where val_auc>0.88", "9 10"),
+        ("--where 'val_auc >= 0.88'", "8 9 10"),
+        ("--where status=failed", "2"),
+        ("--where status!=completed", "2 11"),
+        ("--where optimizer.learning_rate<0.0001 --where num_workers<=1", "0 1 2 3"),  # written as 1.0e-05
+        ("--where seed==2 --where num_ps=2 --where topology=local", "1 3 5 7 9"),
+        ("--sort -val_auc", "10 9 8 7 6 5 4 3 1 0 2 11"),  # those without one last
+        ("--sort num_workers --sort -seed", "1 3 0 2 5 7 4 6 9 11 8 10"),
+        ("--sort status --sort run", "0 1 3 4 5 6 7 8 9 10 2 11"),
     ],
 )
-def test_where(tmp_path, report, conditions, expected):
-    chosen = [part for condition in conditions for part in ("--where", condition)]
-    assert [row["run"] for row in listed(report, a_sweep(tmp_path / "s"), *chosen)] == expected.split()
-
-
-@pytest.mark.parametrize(
-    ("keys", "expected"),
-    [
-        (["-val_auc"], "10 9 8 7 6 5 4 3 1 0 2 11"),  # those without one last
-        (["num_workers", "-seed"], "1 3 0 2 5 7 4 6 9 11 8 10"),
-        (["status", "run"], "0 1 3 4 5 6 7 8 9 10 2 11"),
-    ],
-)
-def test_sort(tmp_path, report, keys, expected):
-    chosen = [part for key in keys for part in ("--sort", key)]
-    assert [row["run"] for row in listed(report, a_sweep(tmp_path / "s"), *chosen)] == expected.split()
+def test_where_and_sort(tmp_path, report, options, expected):
+    assert [row["run"] for row in listed(report, a_sweep(tmp_path / "s"), *shlex.split(options))] == expected.split()
 
 
 def test_columns_may_be_any_key(tmp_path, report):
@@ -159,81 +139,93 @@ def test_columns_may_be_any_key(tmp_path, report):
     ]  # fmt: skip
 
 
-def test_a_heading_is_the_last_part_of_a_key_with_its_indices():
+def test_a_heading_is_the_last_part_of_a_key_with_its_indices_and_what_it_belongs_to():
     keys = ["seed", "cluster.slow_workers.0", "trainer.epochs", "model.dim", "data.dim"]
     assert list(headings(keys).values()) == ["seed", "slow_workers.0", "epochs", "model.dim", "data.dim"]
-
-
-def test_a_heading_of_a_nested_key_says_what_it_belongs_to():
     keys = ["data.features.price.bins", "data.features.age.bins", "data.features.size", "data.split.fraction"]
     assert list(headings(keys).values()) == ["price.bins", "age.bins", "features.size", "split.fraction"]
     assert list(headings(["model.dims.item.0", "data.num"]).values()) == ["dims.item.0", "num"]
 
 
-def a_run_on_a_table(folder: Path, features: dict | None, recorded: dict | None = None, **data: object) -> Path:
-    """A run on `data=table`.
-
-    Args:
-      features: as configured; None: `recorded` has the guess of the run.
-    """
-    decided = {} if recorded is None else {"features": recorded, "label": {"task": "binary"}}
-    path = a_run(folder, data={"num_train_examples": 9, **decided}) / "config.yaml"
-    task = None if recorded is not None else "binary"
-    keys = {"_target_": "psrun.data.table.Table", "features": features, "task": task, **data}
-    path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), "data": keys}))
-    return folder
+def on_a_table(features: dict, **keys: Any) -> dict[str, Any]:
+    return {"config": {"data": {"_target_": "psrun.data.table.Table", "features": features, "task": "binary", **keys}}}
 
 
-GUESSED = {
-    "price": {"column": "price", "logarithm": True},
-    "age": {"column": "age"},
-    "city": {"dtype": "string", "column": "city", "vocabulary": ["a", "b"]},
-}
+def guessed(**keys: Any) -> dict[str, Any]:
+    """A run whose features are its own guess, which it has recorded."""
+    features = {
+        "price": {"column": "price", "logarithm": True},
+        "age": {"column": "age"},
+        "city": {"dtype": "string", "column": "city", "vocabulary": ["a", "b"]},
+    }
+    recorded = {"num_train_examples": 9, "features": features, "label": {"task": "binary"}}
+    data = {"_target_": "psrun.data.table.Table", "features": None, "task": None, **keys}
+    return {"data": recorded, "config": {"data": data}}
 
 
-def test_a_guess_and_the_same_features_written_out_do_not_differ(tmp_path):
-    a_run_on_a_table(tmp_path / "a", None, GUESSED, label="x")
-    written = {"price": {"logarithm": True}, "age": {}, "city": {"dtype": "string", "vocabulary": ["a", "b"]}}
-    a_run_on_a_table(tmp_path / "b", written, label="y")
-    assert rows.axes(runs.find([tmp_path])) == ["data.label"]
+WRITTEN = {"price": {"logarithm": True}, "age": {}, "city": {"dtype": "string", "vocabulary": ["a", "b"]}}
+OTHERWISE = {"price": {"logarithm": False}, "age": {}, "size": {"bins": 8, "column": "m2"}}
+SCHEDULE = {"_target_": "psrun.optimizers.schedules.WarmUp", "steps": 10, "learning_rate": 0.1}
+DIFFERENCES = {
+    "values that follow from others": (
+        {"workers": 1}, {"workers": 2, "partitioner": "fixed_shards"}, ["cluster.num_workers", "partitioner"], [],
+    ),
+    # As where an older run did not know the key yet.
+    "null and nothing": (
+        {"workers": 1}, {"workers": 2, "config": {"sweep": {"metric": None}}}, ["cluster.num_workers"], [],
+    ),
+    "options of a sweep": (
+        {"workers": 1},
+        {"workers": 2, "overrides": ["cluster.num_workers=2", "sweep.metric=val_auc", "sweep.mode=max"],
+         "config": {"sweep": {"metric": "val_auc", "mode": "max"}}},
+        ["cluster.num_workers"], [],
+    ),
+    "a long vocabulary": (
+        {"config": {"data": {"vocabulary": list(range(200))}}}, {"config": {"data": {"vocabulary": list(range(100))}}},
+        ["data.vocabulary"], ["200 values", "100 values"],
+    ),
+    "a schedule and a number": (
+        {"config": {"optimizer": {"learning_rate": SCHEDULE}}}, {"config": {"optimizer": {"learning_rate": 0.1}}},
+        ["optimizer.learning_rate"], ["WarmUp"],
+    ),
+    "a guess and the same written out": (
+        guessed(label="x"), on_a_table(WRITTEN, label="y"), ["data.label"], [],
+    ),
+    "features by name and option": (
+        guessed(), on_a_table(OTHERWISE),
+        ["data.features.price.logarithm", "data.features.city", "data.features.size"],
+        ["price.logarithm", "features.city", "features.size"],
+    ),
+    "a feature of no options and one with some": (
+        on_a_table({"price": {}, "age": {}}), on_a_table({"price": {"logarithm": True, "bins": 4}, "age": {}}),
+        ["data.features.price"], [],
+    ),
+    "other features altogether": (
+        guessed(), on_a_table({"cost": {"column": "price"}, "years": {"column": "age"}}),
+        ["data.features"], ["3 keys", "2 keys"],
+    ),
+}  # fmt: skip
 
 
-def test_features_that_differ_are_named_by_feature_and_option(tmp_path, report):
-    a_run_on_a_table(tmp_path / "a", None, GUESSED)
-    a_run_on_a_table(tmp_path / "b", {"price": {"logarithm": False}, "age": {}, "size": {"bins": 8, "column": "m2"}})
-    shown = rows.axes(runs.find([tmp_path]))
-    assert set(shown) == {"data.features.price.logarithm", "data.features.city", "data.features.size"}
-    text = report(tmp_path)
-    assert {"price.logarithm", "features.city", "features.size"} <= set(text.split())
+@pytest.mark.parametrize(("first", "second", "axes", "texts"), DIFFERENCES.values(), ids=DIFFERENCES)
+def test_keys_that_differ_are_columns(tmp_path, report, first, second, axes, texts):
+    a_run(tmp_path / "a", **first)
+    a_run(tmp_path / "b", **second)
+    assert rows.axes(runs.find([tmp_path])) == axes
+    shown = report(tmp_path)
+    words = " ".join(shown.split())
+    assert [text for text in texts if f" {text} " not in f" {words} "] == []
+    assert max(map(len, shown.splitlines())) < 200
+
+
+def test_features_that_differ_and_long_values_are_whole_for_programs(tmp_path, report):
+    a_run(tmp_path / "a", **guessed(vocabulary=list(range(200))))
+    a_run(tmp_path / "b", **on_a_table(OTHERWISE))
     (first, second) = listed(report, tmp_path)
     assert (first["data.features.price.logarithm"], second["data.features.price.logarithm"]) == (True, False)
     assert (first["data.features.size"], second["data.features.size"]) == (None, {"bins": 8, "column": "m2"})
     assert "2 keys" in report(tmp_path, "--columns", "features.size")
-
-
-def test_other_features_altogether_are_one_column(tmp_path, report):
-    a_run_on_a_table(tmp_path / "a", None, GUESSED)
-    a_run_on_a_table(tmp_path / "b", {"cost": {"column": "price"}, "years": {"column": "age"}})
-    assert rows.axes(runs.find([tmp_path])) == ["data.features"]
-    shown = report(tmp_path)
-    assert "3 keys" in shown
-    assert "2 keys" in shown
-
-
-def test_schedules_are_shown_by_their_names(tmp_path, report):
-    for name, steps in (("a", 10), ("b", 10), ("c", 20)):
-        path = a_run(tmp_path / name, seed=len(list(tmp_path.iterdir()))) / "config.yaml"
-        rate = {"_target_": "psrun.optimizers.schedules.WarmUp", "steps": steps, "learning_rate": 0.1}
-        config = yaml.safe_load(path.read_text())
-        path.write_text(yaml.safe_dump({**config, "optimizer": {"learning_rate": rate if name != "c" else 0.1}}))
-    assert "optimizer.learning_rate" in rows.axes(runs.find([tmp_path]))
-    assert "WarmUp" in report(tmp_path)
-
-
-def test_one_run_with_a_feature_of_no_options_and_one_with_some(tmp_path):
-    a_run_on_a_table(tmp_path / "a", {"price": {}, "age": {}})
-    a_run_on_a_table(tmp_path / "b", {"price": {"logarithm": True, "bins": 4}, "age": {}})
-    assert rows.axes(runs.find([tmp_path])) == ["data.features.price"]
+    assert "[0, 1, 2, " in report(tmp_path, "--csv", "-")
 
 
 @pytest.mark.parametrize(
@@ -246,61 +238,36 @@ def test_one_run_with_a_feature_of_no_options_and_one_with_some(tmp_path):
 )
 def test_values_of_a_column_that_differs_are_not_shown_alike(tmp_path, report, values, texts):
     for name, value in zip("ab", values):
-        path = a_run(tmp_path / name) / "config.yaml"
-        path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), "model": {"dropout": value}}))
+        a_run(tmp_path / name, config={"model": {"dropout": value}})
     assert rows.axes(runs.find([tmp_path])) == ([] if texts is None else ["model.dropout"])
     if texts is not None:
         assert texts <= set(report(tmp_path).split())
 
 
-def test_explicit_values_differ_even_where_they_follow_from_others(tmp_path):
-    a_run(tmp_path / "runs" / "a", workers=1, partitioner="none")
-    a_run(tmp_path / "runs" / "b", workers=2, partitioner="fixed_shards")
-    assert rows.axes(runs.find([tmp_path / "runs"])) == ["cluster.num_workers", "partitioner"]
-
-
-def test_null_in_one_run_and_nothing_in_another_is_the_same(tmp_path):
-    """As where an older run did not know the key yet."""
-    a_run(tmp_path / "runs" / "a", workers=1)
-    config = a_run(tmp_path / "runs" / "b", workers=2) / "config.yaml"
-    config.write_text(config.read_text() + "sweep: {metric: null}\n")
-    assert rows.axes(runs.find([tmp_path / "runs"])) == ["cluster.num_workers"]
-
-
-def test_the_options_of_a_sweep_are_not_compared(tmp_path):
-    a_run(tmp_path / "runs" / "a", workers=1)
-    overrides = ["cluster.num_workers=2", "sweep.metric=val_auc", "sweep.mode=max"]
-    config = a_run(tmp_path / "runs" / "b", workers=2, overrides=overrides) / "config.yaml"
-    config.write_text(config.read_text() + "sweep: {metric: val_auc, mode: max}\n")
-    assert rows.axes(runs.find([tmp_path / "runs"])) == ["cluster.num_workers"]
-
-
 # -- runs that are not whole, and older ones
 
 
-def spoil(folder: Path, name: str, how: str) -> None:
-    file = folder / name
-    if how == "missing":
-        file.unlink()
-    elif how == "cut":
-        file.write_bytes(file.read_bytes()[:-30])
-    elif how == "empty":
-        file.write_text("")
-    elif how == "a list":
-        file.write_text("[1, 2]")
-    elif how == "bytes":
-        file.write_bytes(b"\xff\xfe\x00")
-    elif how == "a folder":
-        file.unlink()
-        file.mkdir()
+def to_folder(file: Path) -> None:
+    file.unlink()
+    file.mkdir()
+
+
+SPOILT = {
+    "missing": Path.unlink,
+    "cut": lambda file: file.write_bytes(file.read_bytes()[:-30]),
+    "empty": lambda file: file.write_text(""),
+    "a list": lambda file: file.write_text("[1, 2]"),
+    "bytes": lambda file: file.write_bytes(b"\xff\xfe\x00"),
+    "a folder": to_folder,
+}
 
 
 @pytest.mark.parametrize("name", ["run.json", "config.yaml", "metrics.jsonl"])
-@pytest.mark.parametrize("how", ["missing", "cut", "empty", "a list", "bytes", "a folder"])
+@pytest.mark.parametrize("how", SPOILT)
 def test_an_incomplete_run_is_a_row_with_its_error(tmp_path, report, name, how):
     pytest.importorskip("plotly")
     a_run(tmp_path / "runs" / "good")
-    spoil(a_run(tmp_path / "runs" / "spoilt", seed=2), name, how)
+    SPOILT[how](a_run(tmp_path / "runs" / "spoilt", seed=2) / name)
     row_by_run = {row["run"]: row for row in listed(report, tmp_path / "runs")}
     assert row_by_run["good"]["error"] == ""
     report(tmp_path / "runs", "--html", tmp_path / "page.html")

@@ -1,4 +1,4 @@
-"""The run folder and the console."""
+"""The run folder, the console and its tables."""
 
 from __future__ import annotations
 
@@ -13,22 +13,24 @@ import pytest
 from rich.console import Console
 
 from psrun import files, process
+from psrun.cluster.placement import Placed
 from psrun.errors import ConfigError, ExitCode, RunFolderError
-from psrun.results import run_folder, run_state
+from psrun.results import run_folder, run_state, tables
 from psrun.results.console import ConsoleSink, ProgressLine
-from psrun.results.events import Event, Progress, Reporter
+from psrun.results.events import Event, Progress
 from psrun.results.run_folder import RunFolder
 from psrun.roles import run_process
 
 
 def test_run_json_is_whole_at_every_moment_and_knows_no_nan(tmp_path):
     folder = RunFolder.create(tmp_path / "run", raw={"seed": 1})
+    folder.reserve()
     folder.record("ended", status="failed", metrics={"loss": float("nan")})
     folder.record("tracker", kind="mlflow")
     folder.record("tracker", kind="other")
     result = json.loads((folder.path / "run.json").read_text())
     assert result == {"status": "failed", "metrics": {"loss": None}, "tracker": {"kind": "other"}}
-    assert [path.name for path in folder.path.glob(".run.json*")] == []
+    assert [path.name for path in folder.path.iterdir() if path.name.startswith((".run.json", ".reserve"))] == []
 
 
 def test_a_folder_that_cannot_be_created_is_reported(tmp_path):
@@ -68,13 +70,6 @@ def test_the_end_of_a_run_is_recorded_on_a_disk_that_is_full(tmp_path, monkeypat
     assert folder.stored().get("status", "") == recorded
 
 
-def test_the_reserve_is_free_again_when_the_run_has_ended(tmp_path):
-    folder = RunFolder.create(tmp_path, raw={})
-    folder.reserve()
-    folder.record("ended", status="completed")
-    assert not (tmp_path / ".reserve").exists()
-
-
 def test_a_run_whose_process_is_gone_is_not_reported_as_running(tmp_path):
     folder = RunFolder.create(tmp_path, raw={})
     folder.record("begun", overrides=[], process={**process.place(), "pid": 2**22 + 1})  # more than Linux has
@@ -90,32 +85,16 @@ def test_a_limit_of_the_size_of_files_is_named(tmp_path):
     assert run_process._CANNOT_BE_WRITTEN.count(errno.EFBIG) == 1
 
 
-def test_events_are_lines_in_order(tmp_path):
-    folder = RunFolder.create(tmp_path, raw={})
-    reporter = Reporter([folder], started_s=0)
-    reporter.emit("epoch", step=5, metrics={"loss": 0.5})
-    reporter.emit("evaluation", step=5, metrics={"loss": 0.4})
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert [(line["event"], line["step"], line["metrics"]) for line in lines] == [
-        ("epoch", 5, {"loss": 0.5}), ("evaluation", 5, {"loss": 0.4}),
-    ]  # fmt: skip
-    assert all(line["wall_s"] > 0 for line in lines)
-
-
-def shown(*, terminal: bool) -> str:
-    text = io.StringIO()
-    sink = ConsoleSink(Console(file=text, force_terminal=terminal, width=120, color_system=None))
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_console_shows_progress_and_epochs(terminal):
+    console = Console(file=io.StringIO(), force_terminal=terminal, width=120, color_system=None)
+    sink = ConsoleSink(console)
     sink._last_plain_s = -1e9
     sink.progress(Progress(2, 5, 150, 500, 81.5, 5216.0, 0.25, {"auc": 0.75}))
     data = {"epoch": 2, "epochs": 5, "steps_per_s": 80.0, "examples_per_s": 5120.0, "metrics": {"loss": 0.2}}
     sink.event(Event("epoch", 200, 3.0, data))
     sink.close()
-    return text.getvalue()
-
-
-@pytest.mark.parametrize("terminal", [True, False])
-def test_the_console_shows_progress_and_epochs(terminal):
-    text = shown(terminal=terminal)
+    text = console.file.getvalue()
     parts = ["epoch 2/5", "step 150/500", "81.5 steps/s", "5,216 examples/s", "loss 0.25", "last epoch: auc 0.75"]
     for part in [*parts, "step 200", "loss 0.2"]:
         assert part in text
@@ -137,13 +116,18 @@ def test_progress_is_one_row_with_what_fits(width):
     assert "loss" not in console.file.getvalue().splitlines()[1]
 
 
-def epoch_lines(*events: Event | Progress, terminal: bool = False) -> list[str]:
+def printed(*events: Event | Progress, terminal: bool = False) -> str:
     console = Console(file=io.StringIO(), width=120, force_terminal=terminal, color_system=None)
     sink = ConsoleSink(console)
     for each in events:
         sink.progress(each) if isinstance(each, Progress) else sink.event(each)
     sink.close()
-    return [line for line in console.file.getvalue().splitlines() if line.strip().startswith(("epoch", "eval"))]
+    return console.file.getvalue()
+
+
+def epoch_lines(*events: Event | Progress, terminal: bool = False) -> list[str]:
+    lines = printed(*events, terminal=terminal).splitlines()
+    return [line for line in lines if line.strip().startswith(("epoch", "eval"))]
 
 
 def test_an_epoch_and_its_evaluation_are_one_line():
@@ -178,16 +162,13 @@ def test_an_epoch_is_printed_while_its_evaluation_takes_long():
 
 
 def test_many_lookups_are_reported_in_two_lines():
-    text = io.StringIO()
     lookups = [{"layer": f"C{n}", "deduplicate": n < 25, "distinct": n / 100} for n in range(3, 29)]
-    ConsoleSink(Console(file=text, width=120)).event(Event("lookups", None, 0.0, {"lookups": lookups}))
-    assert text.getvalue().splitlines() == [
+    assert printed(Event("lookups", None, 0.0, {"lookups": lookups})).splitlines() == [
         "C3, C4, C5 and 19 more: 3% to 24% of a batch's ids are distinct; duplicates are sent once",
         "C25, C26, C27 and 1 more: 25% to 28% of a batch's ids are distinct; duplicates are sent each time",
     ]
-    text.truncate(0)
-    ConsoleSink(Console(file=text, width=120)).event(Event("lookups", None, 0.0, {"lookups": lookups[:1]}))
-    assert text.getvalue().strip("\0\n") == "C3: 3% of a batch's ids are distinct; duplicates are sent once"
+    alone = printed(Event("lookups", None, 0.0, {"lookups": lookups[:1]}))
+    assert alone == "C3: 3% of a batch's ids are distinct; duplicates are sent once\n"
 
 
 @pytest.mark.parametrize(
@@ -201,30 +182,40 @@ def test_many_lookups_are_reported_in_two_lines():
     ],
 )
 def test_an_auc_of_chance_at_the_end_comes_with_a_hint(metrics, hinted):
-    text = io.StringIO()
     data = {"metrics": metrics, "step_time": None, "time_to_first_step_s": None}
-    ConsoleSink(Console(file=text, width=120)).event(Event("end", 10, 1.0, data))
-    assert ("hint: an AUC of 0.5 means random predictions" in text.getvalue()) == hinted
+    text = printed(Event("end", 10, 1.0, data))
+    assert ("hint: an AUC of 0.5 means random predictions" in text) == hinted
 
 
 def test_brackets_in_what_users_wrote_are_text_and_no_markup():
-    text = io.StringIO()
-    sink = ConsoleSink(Console(file=text, width=120))
-    row = {
-        "feature": "a",
-        "dtype": "string",
-        "values": 2,
-        "examples": "[/b], [red]",
-        "ids": "",
-        "missing": "",
-        "note": "",
-    }
-    sink.event(Event("warning", None, 0.0, {"message": "'[/b]' is not in data.label_vocabulary=[no, yes]"}))
-    sink.event(Event("features", None, 0.0, {"features": [row]}))
-    sink.event(Event("failure", None, 0.0, {"task": "worker:0", "cause": "ended: [/x] [bold]", "action": "stops"}))
-    assert "warning: '[/b]' is not in data.label_vocabulary=[no, yes]" in text.getvalue()
-    assert "[/b], [red]" in text.getvalue()
-    assert "worker:0 ended: [/x] [bold]; stops" in text.getvalue()
+    row = {"feature": "a", "dtype": "string", "values": 2, "examples": "[/b], [red]"}
+    text = printed(
+        Event("warning", None, 0.0, {"message": "'[/b]' is not in data.label_vocabulary=[no, yes]"}),
+        Event("features", None, 0.0, {"features": [{**row, **dict.fromkeys(("ids", "missing", "note"), "")}]}),
+        Event("failure", None, 0.0, {"task": "worker:0", "cause": "ended: [/x] [bold]", "action": "stops"}),
+    )
+    assert "warning: '[/b]' is not in data.label_vocabulary=[no, yes]" in text
+    assert "[/b], [red]" in text
+    assert "worker:0 ended: [/x] [bold]; stops" in text
+
+
+def test_equal_rows_of_the_tasks_of_a_job_are_one_row():
+    workers = [(f"worker-{index}", "0 bytes", "1 kB") for index in range(12)]
+    others = [("chief-0", "1 kB", ""), *((f"ps-{index}", "2 kB", "1 kB") for index in range(4))]
+    assert tables.folded([*others, *workers]) == [*others, ("worker-0 to worker-11", "0 bytes", "1 kB")]
+    workers[6] = ("worker-6", "7 bytes", "1 kB")
+    assert [row[0] for row in tables.folded(workers)] == ["worker-0 to worker-5", "worker-6", "worker-7 to worker-11"]
+    assert tables.folded([("a b", "1")] * 7) == [("a b", "1")] * 7  # no tasks with numbers
+    assert tables.folded([]) == []
+
+
+def test_the_shards_of_a_variable_on_many_parameter_servers_are_one_range():
+    placed = [Placed("table", shard, f"ps-{shard}", 1000, "model", (200, 2), "float32") for shard in range(100)]
+    console = Console(file=io.StringIO(), width=100)
+    console.print(tables.placement_table(placed, "Placement"))
+    text = console.file.getvalue()
+    assert "ps-0 to ps-99" in text
+    assert "total: ps-0 to ps-99 1.0 kB; the maximum is 1.00 times the mean" in text
 
 
 @pytest.mark.parametrize("trained", [True, False])

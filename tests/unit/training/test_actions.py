@@ -1,8 +1,9 @@
-"""The actions of a training, each at its moment: checkpoints, evaluations, early stopping, losses, stops."""
+"""The moments of a training, and its actions at them: checkpoints, evaluations, early stopping, losses, stops."""
 
 from __future__ import annotations
 
 import signal
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,8 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted_training import NUM_EVAL, Killed, Script, ScriptedTraining, kept
+from support import run_config
 
+from psrun.checkpoint.manifest import Position
 from psrun.errors import DataExhaustedError, Interrupted, NonFiniteLossError
+from psrun.training.loop import Actions, Piece, TrainingRun
 
 pytestmark = pytest.mark.tensorflow
 
@@ -91,14 +95,6 @@ def test_an_evaluation_of_another_number_of_examples_is_reported(tmp_path):
     done = training(tmp_path, epochs=1)
     done.train(Script(examples_seen=NUM_EVAL + 1))
     assert f"evaluated {NUM_EVAL + 1} examples" in done.of("warning")[-1].data["message"]
-
-
-def test_an_undefined_metric_is_warned_of_once_and_compared_with_nothing(tmp_path):
-    done = training(tmp_path, early_stopping=rule("val_auc", "max", patience=1))
-    run = done.train(Script(evaluation=lambda step: {"loss": 0.5, "auc": None}))
-    assert run.epoch.number == 2
-    assert [event.data["message"].partition(":")[0] for event in done.of("warning")] == ["auc", "val_auc"]
-    assert all("val_auc" not in metrics for _, metrics in done.hooked)
 
 
 @pytest.mark.parametrize("first", [1, 3, 4, 5, 7])
@@ -258,3 +254,56 @@ def test_whenever_processes_end_each_step_is_trained_once(tmp_path_factory, data
     evaluated = [event.step for event in done.of("evaluation")]
     assert evaluated[-1] == reported[-1]  # the last epoch; a process that was to end leaves out that of its epoch
     assert set(evaluated) <= set(reported)
+
+
+# -- the loop alone
+
+
+@pytest.fixture
+def run() -> Any:
+    program: Any = SimpleNamespace(
+        config=run_config("cluster=none", "evaluation=none", "trainer.epochs=2", "trainer.steps_per_epoch=5"),
+        distribution=SimpleNamespace(coordinator=None, num_workers=1),
+        network=SimpleNamespace(reset_metrics=lambda: None), own_step=None, own_streams=True, iterations=0,
+    )  # fmt: skip
+    folder: Any = SimpleNamespace(path=Path("run"), whole=SimpleNamespace(ends_early=lambda: False))
+    stop: Any = SimpleNamespace(requested=threading.Event())
+    reporter: Any = SimpleNamespace(warn=print)
+    return TrainingRun(program, reporter, folder=folder, start=Position(0, steps=3), stop=stop)
+
+
+def test_a_run_goes_through_its_moments(run):
+    moments: list[Any] = []
+
+    def noted(moment):
+        return lambda *, context: moments.append((moment, context.epoch, dict(context.metrics)))
+
+    run.actions = Actions(**{name: [noted(name)] for name in Actions.__dataclass_fields__})
+    for epoch in run.epochs(lambda: moments.append("joined")):
+        for piece in epoch.pieces():
+            piece.num_steps = min(piece.max_steps, 4)
+            run.after_piece(piece)
+        run.after_epoch(epoch, lambda: {"loss": 1.0, "auc": None})
+    run.end()
+    metrics = {"loss": 1.0}  # without undefined ones
+    first = [("before_epoch", 1, {}), ("during_epoch", 1, {}), ("after_piece", 1, {})]
+    second = [("before_epoch", 2, {}), *2 * [("during_epoch", 2, {}), ("after_piece", 2, {})]]
+    assert moments == [
+        *first, "joined", ("when_joined", 1, {}), ("after_epoch", 1, metrics),
+        *second, "joined", ("when_joined", 2, {}), ("after_epoch", 2, metrics), ("at_end", 2, metrics),
+    ]  # fmt: skip
+    assert run.scheduled == 2 + 5
+
+
+def test_calls_in_another_order_raise(run):
+    with pytest.raises(RuntimeError, match="no epoch is running"):
+        run.after_piece(Piece(1, 1))
+    epoch = run.begin(lambda: None)
+    with pytest.raises(RuntimeError, match="epoch 1 is not over"):
+        run.begin(lambda: None)
+    run.join()
+    with pytest.raises(RuntimeError, match="no epoch is running"):
+        run.after_piece(Piece(1, 1))
+    run.after_epoch(epoch, dict)
+    with pytest.raises(RuntimeError, match="epoch 1 is not running"):
+        run.after_epoch(epoch, dict)

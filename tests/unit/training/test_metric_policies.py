@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import pytest
+import tf_keras
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted_training import Killed, Script, ScriptedTraining
+from scripted_training import Killed, Script, ScriptedTraining, _Program
 
 from psrun.config.run_config import EarlyStopping
-from psrun.training.evaluation.meters import Evaluation
 from psrun.training.metric_policies import Plateau
 
 pytestmark = pytest.mark.tensorflow
@@ -41,8 +40,6 @@ def test_a_plateau_is_reached_when_patience_runs_out(mode, min_delta, values, re
     min_delta=st.sampled_from([0.0, 0.5]),
 )
 def test_a_plateau_is_that_of_keras(first, values, mode, patience, min_delta):
-    import tf_keras
-
     keras = tf_keras.callbacks.EarlyStopping(
         monitor="m", mode=mode, patience=patience, min_delta=min_delta, restore_best_weights=False
     )
@@ -58,6 +55,10 @@ def test_a_plateau_is_that_of_keras(first, values, mode, patience, min_delta):
 
 RULE = {"metric": "val_auc", "mode": "max", "patience": 2, "min_delta": 1.0}
 STILL = Script(evaluation=lambda step: {"auc": 0.5})
+
+
+def die(run) -> None:
+    raise Killed
 
 
 def trained(path, *, epochs: int, **keys) -> ScriptedTraining:
@@ -81,17 +82,12 @@ def test_training_ends_with_the_reason_when_an_evaluation_does_not_improve(tmp_p
 def test_a_resumed_run_has_the_learning_rate_and_the_patience_of_its_checkpoint(tmp_path, killed):
     """Of whatever happened after that checkpoint nothing counts."""
     rules = {"reduce_lr": {**RULE, "factor": 0.5, "min_lr": 0.01}, "early_stopping": {**RULE, "patience": 7}}
-    moment = f"scheduled {killed}"
     rates = []
     for name, ends in (("whole", False), ("cut", True)):
         done = trained(tmp_path / name, epochs=8, checkpoint__every_epochs=3, **rules)
         if ends:
-
-            def die(run):
-                raise Killed
-
             with pytest.raises(Killed):
-                done.train(Script(evaluation=STILL.evaluation, at={moment: die}, packed=1))
+                done.train(Script(evaluation=STILL.evaluation, at={f"scheduled {killed}": die}, packed=1))
         run = done.train(Script(evaluation=STILL.evaluation, packed=1))
         rates.append((done.program.optimizer.learning_rate, run.steps["applied"], done.folder.why_ends_early))
     assert rates[0] == rates[1]
@@ -100,15 +96,6 @@ def test_a_resumed_run_has_the_learning_rate_and_the_patience_of_its_checkpoint(
 
 def test_a_metric_that_the_trainer_reports_as_val_counts_once(tmp_path, monkeypatch):
     """A loop of the user may report one under the name of a metric of the evaluation."""
-    from scripted_training import _Program
-
     monkeypatch.setattr(_Program, "metrics", lambda self: {"loss": 1.0, "val_auc": 0.25})
     done = trained(tmp_path / "run", epochs=9, early_stopping=RULE)
     assert done.train(STILL).steps["applied"] == 6
-
-
-def test_a_recorded_evaluation_keeps_what_is_undefined(tmp_path):
-    done = Evaluation("exact", 8, 53, {"loss": 0.5, "auc": None})
-    assert done.values == {"val_loss": 0.5}
-    assert done.undefined.partition(":")[0] == "val_auc"
-    assert json.loads(done.keep(tmp_path / "kept", "digest").read_text())["metrics"] == {"loss": 0.5, "auc": None}

@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+import tensorflow as tf
 from pyarrow import parquet
 
 from psrun.errors import ConfigError, PsrunError
+from psrun.training.evaluation import prediction_files as files
 
 pytestmark = pytest.mark.tensorflow
 
@@ -31,8 +33,6 @@ KEPT = pa.table(
 
 
 def written(path: Path, *parts: dict[str, Any], **options: Any) -> Path:
-    from psrun.training.evaluation import prediction_files as files
-
     with files.written(path, path.suffix[1:], files.Layout(**options)) as write:
         for part in parts:
             write(files.Rows(**{"kept": None, "labels": {}, "problems": {}, **part}))
@@ -46,8 +46,6 @@ def rows(path: Path) -> list[dict[str, Any]]:
             return list(csv.DictReader(file))
     if path.suffix == ".parquet":
         return parquet.read_table(path).to_pylist()
-    import tensorflow as tf
-
     read = []
     for record in tf.data.TFRecordDataset(str(path)):
         features = tf.train.Example.FromString(record.numpy()).features.feature

@@ -8,6 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from psrun.training import progress
+from psrun.training.progress import Clock, running_mean
+
+pytestmark = pytest.mark.tensorflow
+
 
 class Metric:
     """A mean of losses of 2, whose total and count are on two servers.
@@ -34,7 +39,6 @@ class Metric:
         return value
 
 
-@pytest.mark.tensorflow
 @pytest.mark.parametrize(
     ("metric", "expected"),
     [
@@ -47,51 +51,30 @@ class Metric:
     ],
 )
 def test_the_running_loss_is_of_one_moment(metric: Callable[[], Metric], expected: float | None) -> None:
-    from psrun.training.progress import running_mean
-
     instance = metric()
     assert running_mean(instance.total, instance.read) == expected
 
 
-@pytest.mark.tensorflow
 def test_a_running_loss_that_is_not_a_number_stays_one() -> None:
-    from psrun.training.progress import running_mean
-
-    assert running_mean(lambda: float("nan"), lambda: 3.0) != 3.0
     assert str(running_mean(lambda: float("nan"), lambda: 3.0)) == "nan"
 
 
-class Time:
-    """A clock that is set."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from psrun.training import progress
-
-        self.now_s = 100.0
-        monkeypatch.setattr(progress.time, "monotonic", lambda: self.now_s)
-
-    def passes(self, seconds: float) -> None:
-        self.now_s += seconds
-
-
-@pytest.mark.tensorflow
 def test_pauses_and_the_time_to_the_first_step_are_no_time_of_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first epoch: 7 s to the first two steps, a pause of 20 s, and 4 s for the other eight."""
-    from psrun.training.progress import Clock
-
-    time = Time(monkeypatch)
+    time = SimpleNamespace(now_s=100.0)
+    monkeypatch.setattr(progress.time, "monotonic", lambda: time.now_s)
     monitor = SimpleNamespace(first_step_s=107.0, first_step_count=2)
     clock = Clock(0)
     clock.epoch_begins()
-    time.passes(7 + 1)
+    time.now_s += 7 + 1
     with clock.paused():
-        time.passes(20)
-    time.passes(3)
+        time.now_s += 20
+    time.now_s += 3
     clock.steps_joined()
-    time.passes(50)  # an evaluation
+    time.now_s += 50  # an evaluation
     assert clock.epoch_ends(10, monitor) == (11.0, 2.0)
     clock.epoch_begins()
-    time.passes(5)
+    time.now_s += 5
     clock.steps_joined()
     assert clock.epoch_ends(20, monitor) == (5.0, 2.0)
     assert clock.rate() == 18 / 9

@@ -1,12 +1,22 @@
-"""Private names of TensorFlow, tf-keras and Hydra occur only in the modules that own them."""
+"""What psrun's modules hold: private names of others, imports, and the places of the faults of `tests/mutants.py`."""
 
 from __future__ import annotations
 
 import ast
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import mutants
+import pytest
 from sources import PSRUN, modules, nodes
+from support import REPOSITORY
+
+# -- private names of TensorFlow, tf-keras and Hydra occur only in the modules that own them
 
 OWNERS = ("tf_internals", "keras3/internals.py", "cli/hydra_context.py")
 MODULES = ("tensorflow.python", "tensorflow.core", "tf_keras.src", "keras.src", "hydra._internal")
@@ -57,7 +67,7 @@ def imported(tree: list[ast.AST]) -> Iterator[str]:
     for node in tree:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
@@ -69,8 +79,8 @@ def foreign(path: Path, tree: list[ast.AST], everywhere: set[str]) -> list[str]:
         for line, name, its_own in used(tree)
         if name in FOREIGN or name not in (everywhere if its_own else here)
     ]
-    modules = [f"{path} {name}" for name in imported(tree) if name.startswith(MODULES)]
-    return [*modules, *asked, *(f"{path} defines {name}" for name in sorted(here & FOREIGN))]
+    brought = [f"{path} {name}" for name in imported(tree) if name.startswith(MODULES)]
+    return [*brought, *asked, *(f"{path} defines {name}" for name in sorted(here & FOREIGN))]
 
 
 def test_private_names_of_others_are_only_in_the_modules_that_own_them():
@@ -86,3 +96,62 @@ def test_the_rule_finds_what_it_is_for():
     tree = [*ast.walk(ast.parse(source))]
     assert list(imported(tree)) == ["tensorflow.python.eager.record"]
     assert list(used(tree)) == [(2, "_v", False), (3, "_built", True), (4, "_inbound_nodes", False)]
+
+
+# -- layers, optimizers and models work without the runner; what psrun imports is declared
+
+LIBRARIES = ("hydra", "omegaconf", "portpicker", "psutil", "rich")
+ROOMS = ("checkpoint", "cli", "cluster", "config", "launch", "program", "results", "roles", "training")
+# Imports every module of the three packages but the one for Keras 3, which itself imports rich.
+IMPORTS = """
+import importlib, pkgutil, sys
+
+class Refusing:
+    def find_spec(self, name, path=None, target=None):
+        if name in sys.argv:
+            raise ModuleNotFoundError(f"{name} is refused", name=name)
+
+sys.meta_path.insert(0, Refusing())
+for package in map(importlib.import_module, ("psrun.layers", "psrun.optimizers", "psrun.models")):
+    for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+        if module.name != "psrun.layers.keras3":
+            importlib.import_module(module.name)
+assert "keras" not in sys.modules
+print(len([name for name in sys.modules if name.startswith("psrun.")]))
+"""
+
+
+@pytest.mark.tensorflow
+def test_layers_optimizers_and_models_import_nothing_of_the_runner() -> None:
+    refused = [*LIBRARIES, *(f"psrun.{room}" for room in ROOMS)]
+    environment = {**os.environ, "TF_USE_LEGACY_KERAS": "1"}
+    command = [sys.executable, "-c", IMPORTS, *refused]
+    process = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    assert process.returncode == 0, process.stderr
+    assert int(process.stdout) > 20
+
+
+def test_everything_imported_is_declared() -> None:
+    tomllib = pytest.importorskip("tomllib")  # of Python 3.11
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    extras = [each for group in project["optional-dependencies"].values() for each in group]
+    declared = {re.split(r"[><=\[]", each)[0].lower() for each in [*project["dependencies"], *extras]}
+    called = {
+        "grpc": "grpcio",
+        "hydra": "hydra-core",
+        "mlflow": "mlflow-skinny",
+        "tf_keras": "tf-keras",
+        "yaml": "pyyaml",
+    }
+    names = {name.partition(".")[0] for path in modules() for name in imported(nodes(path))}
+    others = names - {*sys.stdlib_module_names, "psrun"}
+    assert {called.get(name, name) for name in others} <= declared
+
+
+# -- the list of faults
+
+
+def test_each_mutant_fits_the_code():
+    faults = mutants.read()
+    assert [f"{fault}: {why}" for fault in faults if (why := fault.misfit(REPOSITORY))] == []
+    assert [name for name, count in Counter(map(str, faults)).items() if count > 1] == []
