@@ -1,0 +1,70 @@
+"""What a recommender gives: the first items of each user as a file, and as a SavedModel that does not need psrun."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from outcomes import rows
+
+pytestmark = pytest.mark.command
+
+NUM_USERS, NUM_ITEMS, K = 12, 9, 3
+FEATURES = "{user: {dtype: string, num_buckets: 500}, age: {}, item: {dtype: int64, num_buckets: 500}}"
+# Where psrun and Keras cannot be imported.
+SERVES = """
+import json, sys
+sys.modules["psrun"] = sys.modules["tf_keras"] = sys.modules["keras"] = None
+import tensorflow as tf
+users, ages = json.load(sys.stdin)
+recommend = tf.saved_model.load(sys.argv[1]).signatures["recommend"]
+found = recommend(user=tf.constant(users), age=tf.constant(ages))
+print(json.dumps([found["item"].numpy().tolist(), found["score"].numpy().tolist()]))
+"""
+
+
+def test_the_first_items_of_each_user_are_written_and_served_without_psrun(psrun, tmp_path):
+    rng = np.random.default_rng(0)
+    pairs = {(user, item) for user in range(NUM_USERS) for item in rng.choice(NUM_ITEMS, 4, replace=False).tolist()}
+    lines = [f"u{user},{user / 10},{item},1,{time}" for time, (user, item) in enumerate(sorted(pairs))]
+    (tmp_path / "seen.csv").write_text("\n".join(["user,age,item,liked,time", *lines]) + "\n")
+    trained = psrun(
+        "data=table", "data.path=seen.csv", "data.label=liked", "data.task=regression", f"data.features={FEATURES}",
+        "data.split={by: last, user: user, column: time}", "model=two_tower", "model.query_features=[user,age]",
+        "model.item=item", "model.objective=softmax", "evaluation.user=user", "evaluation.item=item",
+        "evaluation.candidates=all", "model.metrics=[recall@3,coverage@3]", "cluster=none", "trainer.epochs=2",
+        "export.at_end=true", f"export.top_k={NUM_ITEMS}", "checkpoint.best_metric=val_recall@3",
+    )  # fmt: skip
+    assert trained.code == 0, trained.stderr
+    assert {"val_recall@3", "val_coverage@3"} < set(trained.result["metrics"])
+    predicted = psrun("mode=predict", f"resume={trained.folder}", f"predict.top_k={K}", "predict.path=top.csv")
+    assert predicted.code == 0, predicted.stderr
+    first = {}
+    for row in rows(tmp_path / "top.csv"):
+        first.setdefault(row["user"], []).append((int(row["item"]), float(row["score"])))
+        assert int(row["rank"]) == len(first[row["user"]])
+    assert {user: len(items) for user, items in first.items()} == {f"u{user}": K for user in range(NUM_USERS)}
+
+    users = [[f"u{user}" for user in range(NUM_USERS)], [[user / 10] for user in range(NUM_USERS)]]
+    served = subprocess.run(
+        [sys.executable, "-c", SERVES, trained.result["export"]], input=json.dumps(users),
+        capture_output=True, text=True, timeout=120, check=False, cwd="/",
+    )  # fmt: skip
+    assert served.returncode == 0, served.stderr
+    for user, (items, scores) in enumerate(zip(*json.loads(served.stdout))):
+        assert sorted(items) == list(range(NUM_ITEMS))
+        own = sorted(item for each, item in pairs if each == user)
+        last = max((time, item) for time, (each, item) in enumerate(sorted(pairs)) if each == user)[1]
+        new = [(item, score) for item, score in zip(items, scores) if item not in own or item == last]
+        assert [item for item, _ in first[f"u{user}"]] == [item for item, _ in new[:K]]
+        assert [score for _, score in first[f"u{user}"]] == pytest.approx([score for _, score in new[:K]], rel=1e-4)
+
+
+def test_a_model_without_towers_has_no_recommendations_to_export(psrun):
+    refused = psrun(
+        "model=wide_deep", "cluster=none", "export.top_k=3", "evaluation.user=x", "evaluation.item=y", "data=features"
+    )
+    assert (refused.code, "export.top_k: needs a model with towers" in refused.stderr) == (2, True)
