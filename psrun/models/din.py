@@ -47,9 +47,9 @@ def din(
         another list cannot be pooled.
     """
     preprocessing, num_ids = prepared(source)
-    _check(source, num_ids, history, target)
+    tables.check_sequence(source, num_ids, history=history, target=target)
     tables.check_lists(source, num_ids, "din", sequences=[history])
-    shared = _shared(source, shared_tables, history, target)
+    shared = tables.shared_by(source, shared_tables, history, target)
     arranged = tables.make_tables(source, num_ids, embedding_dim=embedding_dim, shared_tables=shared)
     _check_shared(arranged, history, target)
     tensors = network_inputs(source, num_ids)
@@ -123,33 +123,6 @@ def _padded(weights: tf.RaggedTensor, mask: Sequence[Any] | None) -> tf.Tensor:
     same = tf.reduce_all(tf.equal(weights.row_lengths(), lengths))
     with tf.control_dependencies(check(same, "the weights of the history must have the lengths of the history")):
         return weights.to_tensor()
-
-
-def _check(source: DataSource, num_ids: Mapping[str, int], history: str, target: str) -> None:
-    """Raises ArgumentError where history or target are not such features."""
-    problems = []
-    for argument, name in (("history", history), ("target", target)):
-        if name not in num_ids:
-            message = f"{name!r} is not a feature with ids; these are {', '.join(num_ids) or 'missing in the data'}"
-            problems.append((argument, message))
-    if not problems and not source.features[history].is_list:
-        message = f"{history} has one value per example; set data.features.{history}.max_values to make it a list"
-        problems.append(("history", message))
-    if not problems and source.features[target].shape != (1,):
-        kind = "is a list" if source.features[target].is_list else f"has the shape {source.features[target].shape}"
-        problems.append(("target", f"{target} {kind}; the target is one value per example"))
-    if problems:
-        raise ArgumentError(*problems)
-
-
-def _shared(
-    source: DataSource, shared_tables: Mapping[str, Sequence[str]] | None, history: str, target: str
-) -> Mapping[str, Sequence[str]] | None:
-    """`shared_tables`, and a table of history and target unless somebody named one."""
-    listed = {name for names in dict(shared_tables or {}).values() for name in names}
-    if {history, target} & listed or source.features[history].table or source.features[target].table:
-        return shared_tables
-    return {**(shared_tables or {}), target: [history, target]}
 
 
 def _check_shared(arranged: Sequence[Table], history: str, target: str) -> None:

@@ -225,12 +225,17 @@ def floats(tensors: dict[str, tf.Tensor]) -> tf.Tensor:
     Raises:
       ValueError: there are no float inputs.
     """
-    numbers = [tensor for tensor in tensors.values() if tensor.dtype == tf.float32]
-    flat = [tf_keras.layers.Flatten()(tensor) for tensor in numbers if not is_ragged(tensor)]
+    flat = numbers_of(tensors)
     if not flat:
         features = ", ".join(f"{name} ({tensor.dtype.name})" for name, tensor in tensors.items())
         raise ValueError(f"the data has no features that this model can use: it needs float32, but they are {features}")
     return concatenated(flat)
+
+
+def numbers_of(tensors: dict[str, tf.Tensor]) -> list[tf.Tensor]:
+    """All float inputs but lists, each flattened: (batch, size)."""
+    numbers = [tensor for tensor in tensors.values() if tensor.dtype == tf.float32 and not is_ragged(tensor)]
+    return [tf_keras.layers.Flatten()(tensor) for tensor in numbers]
 
 
 def is_ragged(tensor: Any) -> bool:

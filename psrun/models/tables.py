@@ -294,3 +294,31 @@ def check_lists(source: DataSource, num_ids: Iterable[str], model: str, *, seque
             problems.append(("", f"{message}, or remove its weights"))
     if problems:
         raise ArgumentError(*problems)
+
+
+def check_sequence(source: DataSource, num_ids: Mapping[str, int], *, history: str, **single: str) -> None:
+    """Raises ArgumentError if `history` is no list of ids, or the other feature, by its argument, is no single id."""
+    problems = []
+    for argument, name in (("history", history), *single.items()):
+        if name not in num_ids:
+            message = f"{name!r} is not a feature with ids; these are {', '.join(num_ids) or 'missing in the data'}"
+            problems.append((argument, message))
+    if not problems and not source.features[history].is_list:
+        message = f"{history} has one value per example; set data.features.{history}.max_values to make it a list"
+        problems.append(("history", message))
+    for argument, name in single.items():
+        if not problems and source.features[name].shape not in ((), (1,)):
+            kind = "is a list" if source.features[name].is_list else f"has the shape {source.features[name].shape}"
+            problems.append((argument, f"{name} {kind}; the {argument} is one value per example"))
+    if problems:
+        raise ArgumentError(*problems)
+
+
+def shared_by(
+    source: DataSource, shared_tables: Mapping[str, Sequence[str]] | None, history: str, target: str
+) -> Mapping[str, Sequence[str]] | None:
+    """`shared_tables`, and a table of history and target unless somebody named one."""
+    listed = {name for names in dict(shared_tables or {}).values() for name in names}
+    if {history, target} & listed or source.features[history].table or source.features[target].table:
+        return shared_tables
+    return {**(shared_tables or {}), target: [history, target]}

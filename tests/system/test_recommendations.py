@@ -48,7 +48,7 @@ def test_the_first_items_of_each_user_are_written_and_served_without_psrun(psrun
         assert int(row["rank"]) == len(first[row["user"]])
     assert {user: len(items) for user, items in first.items()} == {f"u{user}": K for user in range(NUM_USERS)}
 
-    users = [[f"u{user}" for user in range(NUM_USERS)], [[user / 10] for user in range(NUM_USERS)]]
+    users = [[[f"u{user}"] for user in range(NUM_USERS)], [[user / 10] for user in range(NUM_USERS)]]
     served = subprocess.run(
         [sys.executable, "-c", SERVES, trained.result["export"]], input=json.dumps(users),
         capture_output=True, text=True, timeout=120, check=False, cwd="/",
