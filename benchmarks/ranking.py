@@ -20,11 +20,13 @@ from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
+from hydra import compose, initialize_config_module
 from measured import Goal, Rates, in_turns, show_goals
+from omegaconf import OmegaConf
 from rich.console import Console
 
 from psrun.cluster.strategy import Distribution
-from psrun.config import compose, parse
+from psrun.config import parse
 from psrun.data import load
 from psrun.metrics import ranking, retrieval
 from psrun.program.build import build, build_state, start_afresh
@@ -87,7 +89,8 @@ def evaluations() -> dict[str, Work]:
     for name, metric in ((EXACT, "AUC"), (KERAS, "{_target_: tf_keras.metrics.AUC}")):
         arguments = ["cluster=none", "model=wide_deep", "data=features", "data.num_eval_examples=200000",
                      "data.global_batch_size=1024", f"model.metrics=[{metric}]"]  # fmt: skip
-        run = parse.load(compose.values(compose.Composer(arguments).compose([])))
+        with initialize_config_module("psrun.conf", version_base="1.3"):
+            run = parse.load(OmegaConf.to_container(compose("config", arguments), resolve=True))
         start_afresh(1)
         source = load.load_source(run)
         program = build(load.planned(run, source), source, Distribution(tf.distribute.get_strategy()))
