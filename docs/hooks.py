@@ -13,6 +13,7 @@ _GROUPS = [{Path(path).stem: path} for path in _GENERATED if path.startswith("re
 
 _TUTORIALS = [
     {"Your CSV in fifteen minutes": "tutorials/your-csv.md"},
+    {"A recommender for MovieLens in ten minutes": "tutorials/movielens.md"},
     {"A project with your own code": "tutorials/own-project.md"},
 ]
 _ENGINES = [

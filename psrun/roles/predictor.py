@@ -208,7 +208,8 @@ def _on_workers(program: Program, labeled: bool) -> Batches:
     if reads_shards(program.source):
         size = max(_BATCHES_PER_SHARD, -(-_EXAMPLES_PER_SHARD // eval_batch_size(program.config)))
         num_shards = max(num_shards, -(-num_batches // size))
-    return Shards(program, max(1, min(num_batches, num_shards)), predicted).results()
+    num_shards = max(1, min(num_batches, num_shards))
+    return Shards(program, num_shards, predicted, program.evaluation_dataset).results()
 
 
 def _here(run_config: RunConfig, loaded: load_model.LoadedModel) -> Batches:

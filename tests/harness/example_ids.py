@@ -14,22 +14,30 @@ import tf_keras
 
 from psrun import files
 from psrun.data.source import ArraySource, Feature
+from psrun.metrics import ranking
 from psrun.models import dense as plain
 from psrun.models.model import Model
 
 
 class Numbered(ArraySource):
-    """Examples 0, 1, 2, ...: the label is the number, the feature a hundredth of it."""
+    """Examples 0, 1, 2, ...: the label is the number, the feature a hundredth of it.
 
-    def __init__(self, *, num_eval_examples: int = 100) -> None:
+    Args:
+      num_users: whose examples they are, in turns.
+    """
+
+    def __init__(self, *, num_eval_examples: int = 100, num_users: int | None = None) -> None:
         def examples(count: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
             numbers = np.arange(count, dtype=np.float32)[:, np.newaxis]
-            return {"x": numbers / 100}, numbers
+            users = {} if num_users is None else {"user": np.arange(count)[:, np.newaxis] % num_users}
+            return {"x": numbers / 100, **users}, numbers
 
+        features = {"x": Feature((1,), tf.float32)}
+        if num_users is not None:
+            features["user"] = Feature((1,), tf.int64)
         super().__init__(
-            features={"x": Feature((1,), tf.float32)}, task="regression", train=examples(200),
-            evaluation=examples(num_eval_examples),
-        )  # fmt: skip
+            features=features, task="regression", train=examples(200), evaluation=examples(num_eval_examples)
+        )
 
 
 class Recommending(Numbered):
@@ -150,8 +158,13 @@ def model(source: Numbered) -> Model:
     """A perceptron; R2 is a metric that cannot be merged by adding."""
     network = plain.dense(source, hidden_units=(4,)).network
 
-    def metrics() -> list[tf_keras.metrics.Metric]:
-        return [NotOnce(source.num_eval_examples), tf_keras.metrics.MeanAbsoluteError(), tf_keras.metrics.R2Score()]
+    def metrics() -> list[Any]:
+        made = [NotOnce(source.num_eval_examples), tf_keras.metrics.MeanAbsoluteError(), tf_keras.metrics.R2Score()]
+        if "user" not in source.features:
+            return made
+        middle = source.num_eval_examples / 2
+        of_lists = [ranking.NDCG(5), ranking.Recall(5, relevant_from=middle), ranking.GroupAUC(relevant_from=middle)]
+        return [*made, *of_lists]
 
     return Model(network, metrics=metrics)
 

@@ -20,7 +20,7 @@ RUN = [
     "model=dense", "~model.hidden_units", "model._target_=example_ids.model", "data._target_=example_ids.Numbered",
     "~data.num_train_examples", "~data.noise", "~data.num_features", f"data.num_eval_examples={NUM_EXAMPLES}",
     "data.global_batch_size=20", "trainer.epochs=1", "trainer.steps_per_epoch=10", "optimizer=sgd",
-    "optimizer.learning_rate=0.000001", "evaluation=exact",
+    "optimizer.learning_rate=0.000001", "evaluation=exact", "+data.num_users=500", "evaluation.user=user",
 ]  # fmt: skip
 
 
@@ -67,7 +67,8 @@ def test_a_worker_is_cut_off_in_the_middle(tasks, network):
 @pytest.fixture(scope="module")
 def trained_once(tmp_path_factory) -> Path:
     """The folder of a run that was trained with one process, on data that takes a while to evaluate."""
-    run = Cluster(tmp_path_factory.mktemp("trained"), "cluster=none", *RUN, "evaluation=none", PYTHONPATH=TESTS)
+    arguments = [*(each for each in RUN if not each.startswith("evaluation")), "evaluation=none"]
+    run = Cluster(tmp_path_factory.mktemp("trained"), "cluster=none", *arguments, PYTHONPATH=TESTS)
     try:
         assert run.end() == 0, run.stderr
     finally:
@@ -84,7 +85,7 @@ def trained(trained_once, tmp_path) -> Path:
 def test_a_checkpoint_is_evaluated_on_a_cluster_of_several_processes_of_which_one_hangs(start, trained):
     before = (trained / "run.json").read_bytes()
     evaluated = start("cluster=local", f"resume='{trained}'", "mode=evaluate", "evaluation=exact",
-                      "cluster.restart.heartbeat_timeout_s=6", PYTHONPATH=TESTS)  # fmt: skip
+                      "evaluation.user=user", "cluster.restart.heartbeat_timeout_s=6", PYTHONPATH=TESTS)  # fmt: skip
     evaluated.folder = trained / "evaluations" / "cluster"
     evaluating(evaluated)
     evaluated.stop("worker-1")
@@ -94,10 +95,19 @@ def test_a_checkpoint_is_evaluated_on_a_cluster_of_several_processes_of_which_on
     assert f"step 10 (exact, {NUM_EXAMPLES} examples)" in evaluated.stdout
     assert (trained / "run.json").read_bytes() == before
     exact = json.loads((trained / "evaluations" / "10-exact.json").read_text())
-    alone = start("cluster=none", f"resume='{trained}'", "mode=evaluate", "evaluation=direct", PYTHONPATH=TESTS)
+    alone = start(
+        "cluster=none",
+        f"resume='{trained}'",
+        "mode=evaluate",
+        "evaluation=direct",
+        "evaluation.user=user",
+        PYTHONPATH=TESTS,
+    )
     assert alone.end() == 0, alone.stderr
     other = json.loads((trained / "evaluations" / "10-direct.json").read_text())
+    assert {"ndcg@5", "recall@5", "gauc"} < set(exact["metrics"])
     assert exact["metrics"] == pytest.approx(other["metrics"], rel=1e-4)
+    assert exact["estimates"][""]["users"] == 500
     assert evaluated.left() == []
 
 

@@ -41,7 +41,7 @@ class ExactEvaluation:
         requested = program.config.evaluation.num_shards or SHARDS_PER_WORKER * program.distribution.num_workers
         self._meters = Meters(program)  # not in the strategy's scope: variables of this process
         num_shards = max(1, min(num_eval_batches(program.config, program.source), requested))
-        self._shards = Shards(program, num_shards, self._measured)
+        self._shards = Shards(program, num_shards, self._measured, program.measured_dataset)
         spec = self._shards.spec
         mean = tf.nest.map_structure(lambda losses: tf.TensorSpec([], losses.dtype), spec.losses)
         self._take_in = tf.function(self._taken_in).get_concrete_function(spec._replace(losses=mean))

@@ -25,16 +25,24 @@ class Shards:
 
     Args:
       num_shards: at most the number of batches.
+      dataset: `evaluation_dataset` or `measured_dataset` of the program.
       of_batch: a function of a batch that returns a nest of tensors with the examples along the first axis.
 
     Attributes:
       spec: of the result of `of_batch`, for any number of examples.
     """
 
-    def __init__(self, program: Program, num_shards: int, of_batch: Callable[[Any], Any]) -> None:
+    def __init__(
+        self,
+        program: Program,
+        num_shards: int,
+        of_batch: Callable[[Any], Any],
+        dataset: Callable[..., tf.data.Dataset],
+    ) -> None:
         distribution = program.distribution
         assert distribution.coordinator is not None
         self._program = program
+        self._dataset = dataset
         self._coordinator = distribution.coordinator
         self._num_shards = num_shards
         self._of_batch = of_batch
@@ -62,7 +70,7 @@ class Shards:
 
     def _over_shard(self, index: tf.Tensor) -> tuple[tf.Tensor, ...]:
         """The parts of all values of a shard; runs on a worker."""
-        dataset = self._program.measured_dataset(shard=(index, self._num_shards))
+        dataset = self._dataset(shard=(index, self._num_shards))
         outputs = tf.function(self._of_batch).get_concrete_function(dataset.element_spec).structured_outputs
         self.spec = tf.nest.map_structure(lambda value: any_number(spec_of(value)), outputs)
         iterator = iter(dataset)
