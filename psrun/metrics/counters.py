@@ -28,7 +28,8 @@ class AUC(tf_keras.metrics.Metric):
     probability between 1/4 and 3/4 is known to 2**-(bits + 2), one close to 0 or 1 to 2**-(bits - 4) of its distance
     from there: the thresholds of Keras' AUC, 0.005 apart, do not tell the scores of rare clicks apart.
 
-    A label other than 0 is positive. Undefined, and 0 as in Keras, without both classes.
+    A label other than 0 is positive. Scores beyond 0 and 1 count as these. Without both classes it is undefined, and 0
+    as in Keras.
 
     Args:
       from_logits: whether predictions are logits.
@@ -66,9 +67,8 @@ class AUC(tf_keras.metrics.Metric):
             is_high = score > 0
             distance = tf.sigmoid(-tf.abs(score))
         else:
-            with tf.control_dependencies(_assert_probabilities(score)):
-                is_high = score > 0.5
-                distance = tf.where(is_high, 1 - score, score)
+            is_high = score > 0.5
+            distance = tf.where(is_high, 1 - score, score)
         bits = tf.bitcast(distance, tf.int32)
         octave = _QUARTER - tf.bitwise.right_shift(bits, _MANTISSA)
         known = tf.clip_by_value(octave, 0, _OCTAVES - 1)
@@ -196,13 +196,3 @@ def _weights(values: tf.Tensor, sample_weight: Any) -> tf.Tensor:
     while weight.shape.rank < values.shape.rank:
         weight = weight[..., tf.newaxis]
     return tf.reshape(tf.broadcast_to(weight, tf.shape(values)), [-1])
-
-
-def _assert_probabilities(score: tf.Tensor) -> list[tf.Operation]:
-    """As Keras: a score beyond the intervals would be counted as the last one."""
-    message = "predictions must be from 0 to 1"
-    checks = (
-        tf.debugging.assert_greater_equal(score, 0.0, message=message),
-        tf.debugging.assert_less_equal(score, 1.0, message=message),
-    )
-    return [check for check in checks if check is not None]

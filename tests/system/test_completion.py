@@ -39,7 +39,7 @@ def test_every_help_fits_on_a_screen(monkeypatch):
         ("psrun report --c", ["--columns", "--csv"]),
         ("psrun data inspect --w", ["--weight", "--write"]),
         ("psrun resume=ru", ["resume=runs/"]),
-        ("psrun --config-dir runs model=m", ["model=mine"]),
+        ("psrun --config-dir runs model=mi", ["model=mine"]),
         ("psrun --multi", ["--multirun"]),
         ("psrun model=nonsense trainer=f", ["trainer=fit"]),
         ("psrun 'trainer.callbacks=[{", []),

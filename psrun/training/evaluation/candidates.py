@@ -52,6 +52,8 @@ class CandidateRanking:
         self._relevant = retrieval.Pairs.of(user[relevant], item[relevant])
         keys = user[relevant] * known.num_items + item[relevant]
         place = np.searchsorted(self._relevant.user * known.num_items + self._relevant.item, keys)
+        if not len(self._relevant.user):
+            raise ConfigError([Problem("evaluation.candidates", "no evaluation example is relevant: all labels are 0")])
         self._label: np.ndarray = np.zeros(len(self._relevant.user))
         np.maximum.at(self._label, place, known.label[relevant])  # an item that is there twice is one item
         self._negatives = None if num_drawn is None else self._drawn(num_drawn)
