@@ -84,3 +84,18 @@ def test_the_commands_of_the_tutorial_run_as_written(shell, tmp_path, whole):
     by_model = [float(line.rpartition(" ")[2]) for line in shown[-1].splitlines()[1:]]
     assert len(by_model) == 3
     assert min(by_model) > 0.9
+
+
+@pytest.mark.release
+def test_the_commands_of_the_movielens_tutorial_run_as_written(shell, tmp_path):
+    text = (ROOT / "docs" / "tutorials" / "movielens.md").read_text()
+    for title, content in (*blocks(text, "python"), *blocks(text, "yaml")):
+        if title:
+            (tmp_path / title).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / title).write_text(content)
+    for _, lines in blocks(text, "bash"):
+        shell(lines, tmp_path)
+    recall = {name: last_metrics(tmp_path / "runs" / name)["val_recall@10"] for name in ("towers", "factorization")}
+    assert recall["towers"] > 0.16
+    assert recall["factorization"] > 0.11
+    assert list((tmp_path / "runs" / "towers" / "export").iterdir())
