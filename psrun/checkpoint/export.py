@@ -18,6 +18,7 @@ from psrun.errors import ExportError
 from psrun.files import is_pattern
 from psrun.program import interactions
 from psrun.program.pair_scores import PairScores
+from psrun.program.zeros import zeros
 
 _ABOUT = "psrun.json"
 
@@ -88,14 +89,16 @@ def _recommending(root: tf.Module, trained: LoadedModel) -> Any:
     root.item_vectors = tf.Variable(scores.item_vectors, trainable=False)
     root.items = tf.Variable(tf.reshape(known.items[evaluation.item or ""], [-1]), trainable=False)
     first = {name: values[:1] for name, values in known.items.items()}
-    left_out = {*first, *(length_name(name) for name in first)}
+    left_out = {name for each in (*first, *model.unused) for name in (each, length_name(each))}
     specs = {name: spec for name, spec in _padded(trained.source).items() if name not in left_out}
     vectors = model.towers.vectors
 
     def recommend(features: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         count = tf.shape(next(iter(features.values())))[0]
-        of_items = {name: tf.repeat(values, count, axis=0) for name, values in first.items()}
-        whole = _without_padding(trained.source, features) | of_items
+        of_items = {name: tf.gather(values, tf.zeros([count], tf.int32)) for name, values in first.items()}
+        unused = {name: zeros(spec) for name, spec in signature(trained.source).items() if name in model.unused}
+        unused = {name: tf.gather(value, tf.zeros([count], tf.int32)) for name, value in unused.items()}
+        whole = _without_padding(trained.source, features) | of_items | unused
         query = vectors(model.preprocessed(whole), training=False)["query"]
         found = tf.math.top_k(tf.matmul(query, root.item_vectors, transpose_b=True), min(top_k, known.num_items))
         return {"item": tf.gather(root.items, found.indices), "score": found.values}

@@ -15,6 +15,7 @@ from psrun.metrics import names as own_names
 BY_SHAPE = frozenset({"accuracy", "acc", "crossentropy", "ce"})
 # Parameters of every loss and metric; the configuration does not set them.
 CALLED_WITH = ("y_true", "y_pred")
+_RANKING = "psrun.metrics.ranking."
 _NO_NAMES = frozenset(
     {"Loss", "MeanMetricWrapper", "Metric", "Reduction", "deserialize", "experimental", "get", "serialize"}
 )
@@ -38,9 +39,15 @@ def is_metric(name: str) -> bool:
 
 
 def names_of_lists(keys: ModelKeys) -> list[str]:
-    """The names, or targets, of the metrics of lists in `model.metrics`."""
-    nodes = [node["_target_"] if isinstance(node, Mapping) else node for _, node in _metrics(keys.metrics)]
-    return [node for node in nodes if _parsed(node) or str(node).startswith("psrun.metrics.ranking.")]
+    """The names, such as ndcg@10, or classes of `psrun.metrics.ranking`, of the metrics of lists in `model.metrics`."""
+    nodes = [node.get("_target_") if isinstance(node, Mapping) else node for _, node in _metrics(keys.metrics)]
+    classes = [str(node).removeprefix(_RANKING) for node in nodes if str(node).startswith(_RANKING)]
+    return [*(str(node) for node in nodes if _parsed(node)), *classes]
+
+
+def is_of_items(name: str) -> bool:
+    """Whether a metric of `names_of_lists` is about all items."""
+    return name.partition("@")[0].lower() in own_names.OF_ITEMS
 
 
 def _parsed(name: Any) -> Any:

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from psrun.config import choices, consistency_rules, keras_callbacks, keras_names, topology
 from psrun.config.run_config import OF_A_RUN, RunConfig
 from psrun.errors import Problem
-from psrun.metrics.names import OF_ITEMS
 
 # Keras' `fit` puts the averages into the weights when it ends, or every `ema_overwrite_frequency` steps. Workers count
 # steps concurrently, so that they would miss some of these; and a checkpoint before the end has the weights themselves.
@@ -193,7 +192,7 @@ def _of_lists(config: RunConfig) -> Iterator[Problem]:
         yield Problem("evaluation.user", message)
     if evaluation.candidates is not None:
         yield from _of_candidates(evaluation, of_lists)
-    elif needing := [name for name in of_lists if name.partition("@")[0] in OF_ITEMS]:
+    elif needing := [name for name in of_lists if keras_names.is_of_items(name)]:
         yield Problem("evaluation.candidates", f"is null, but {needing[0]} is about all items; set it to all")
     if len(set(evaluation.by)) < len(evaluation.by):
         yield Problem("evaluation.by", "lists a feature twice")
@@ -209,7 +208,7 @@ def _of_candidates(evaluation: choices.EvaluationChoice, of_lists: list[str]) ->
         yield Problem("evaluation.by", f"is not supported with {key}; set one of them to null")
     if evaluation.candidates != "all":
         for name in of_lists:
-            if name.partition("@")[0] in OF_ITEMS:
+            if keras_names.is_of_items(name):
                 yield Problem(key, f"is {evaluation.candidates}, but {name} is about all items; set it to all")
 
 

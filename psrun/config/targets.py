@@ -137,8 +137,11 @@ def call(target: Target, **provided: Any) -> Any:
     return function(**options)
 
 
-def bound(target: Target, parameters: Collection[str]) -> Callable[..., Any]:
+def bound(target: Target, parameters: Collection[str], others: tuple[type, ...] = ()) -> Any:
     """A callable that takes `parameters`: the target with its options bound if it takes them, else its return value.
+
+    Args:
+      others: types of which a return value need not be callable.
 
     Raises:
       ConfigError: the target does not accept its options, or its return value is not callable.
@@ -154,29 +157,30 @@ def bound(target: Target, parameters: Collection[str]) -> Callable[..., Any]:
         partial.__name__ = target.name.rpartition(".")[2]  # type: ignore[attr-defined]  # Keras reports this name
         return partial
     value = called(target)
-    if not callable(value):
+    if not callable(value) and not isinstance(value, others):
         problem = f"cannot be called with {', '.join(parameters)}"
         raise ConfigError([Problem(target.key, f"{target.name} returned {value!r}, which {problem}")])
     return value
 
 
-def bound_within(node: Any, key: str, parameters: Collection[str]) -> Any:
+def bound_within(node: Any, key: str, parameters: Collection[str], others: tuple[type, ...] = ()) -> Any:
     """`node`, in which each mapping with a `_target_` is replaced by its `bound`.
 
     Args:
       key: of the node in the configuration.
+      others: as for `bound`.
 
     Raises:
       ConfigError: as `bound`.
     """
     if isinstance(node, list):
-        return [bound_within(item, f"{key}[{index}]", parameters) for index, item in enumerate(node)]
+        return [bound_within(item, f"{key}[{index}]", parameters, others) for index, item in enumerate(node)]
     if not isinstance(node, Mapping):
         return node
     if "_target_" not in node:
-        return {name: bound_within(item, f"{key}.{name}", parameters) for name, item in node.items()}
+        return {name: bound_within(item, f"{key}.{name}", parameters, others) for name, item in node.items()}
     options = {name: value for name, value in node.items() if name != "_target_"}
-    return bound(Target(node["_target_"], options, key), parameters)
+    return bound(Target(node["_target_"], options, key), parameters, others)
 
 
 def called(target: Target, **provided: Any) -> Any:

@@ -28,7 +28,7 @@ class Columns:
       user: integers; None: each example is by itself.
       score: the value that ranks the examples.
       prediction: the probability, or the number of a regression.
-      by: the columns of segments by name: texts, or numbers.
+      by: the columns of segments by name: floats, or integers that stand for texts.
     """
 
     user: np.ndarray | None
@@ -48,7 +48,16 @@ class Columns:
 Statistic = Callable[[np.ndarray], float]
 
 
-def estimates(columns: Columns, metrics: Sequence[RankingMetric], task: str | None = None) -> dict[str, Any]:
+def _silent() -> None:
+    """Nobody waits for progress."""
+
+
+def estimates(
+    columns: Columns,
+    metrics: Sequence[RankingMetric],
+    task: str | None = None,
+    progress: Callable[[], None] = _silent,
+) -> dict[str, Any]:
     """The number of examples and users, and the values of metrics with 95 % intervals.
 
     An interval is 1.96 standard deviations of the metric over bootstrap samples of users to both sides; more than
@@ -57,6 +66,7 @@ def estimates(columns: Columns, metrics: Sequence[RankingMetric], task: str | No
     Args:
       metrics: of lists; they need users.
       task: binary, for log loss, normalized entropy, calibration and AUC too; regression, for mae and rmse too.
+      progress: called for each metric, and each sample of the bootstrap.
 
     Returns:
       `examples`, `users` (without users None), `metrics` by name, None for one that is undefined, and `intervals` by
@@ -73,20 +83,37 @@ def estimates(columns: Columns, metrics: Sequence[RankingMetric], task: str | No
     elif task == "regression":
         statistics |= _of_numbers(examples, prediction, blocks, num_blocks)
     num_users = None if columns.user is None else examples.num_users
-    return {"examples": len(examples.order), "users": num_users, **_with_intervals(statistics, num_blocks)}
+    return {"examples": len(examples.order), "users": num_users, **_with_intervals(statistics, num_blocks, progress)}
 
 
-def of_lists(examples: Examples, metrics: Sequence[RankingMetric]) -> dict[str, Any]:
-    """As `estimates`, of metrics of lists alone."""
-    num_blocks = min(_BLOCKS, examples.num_users)
-    blocks: np.ndarray = np.arange(examples.num_users) % max(1, num_blocks)
+def of_lists(
+    examples: Examples,
+    metrics: Sequence[RankingMetric],
+    users: np.ndarray | None = None,
+    progress: Callable[[], None] = _silent,
+) -> dict[str, Any]:
+    """As `estimates`, of metrics of lists alone.
+
+    Args:
+      users: (lists,) whose each list is, integers, if a user has several; the bootstrap draws users with all of theirs.
+    """
+    of_list: np.ndarray = np.arange(examples.num_users) if users is None else np.unique(users, return_inverse=True)[1]
+    num_users = int(of_list.max(initial=-1)) + 1
+    num_blocks = min(_BLOCKS, num_users)
+    blocks: np.ndarray = of_list % max(1, num_blocks)
     statistics = {metric.name: _of_lists(metric, examples, blocks, num_blocks) for metric in metrics}
     return {
-        "examples": len(examples.order), "users": examples.num_users, **_with_intervals(statistics, num_blocks)
+        "examples": len(examples.order), "users": num_users, **_with_intervals(statistics, num_blocks, progress)
     }  # fmt: skip
 
 
-def _with_intervals(statistics: Mapping[str, Statistic], num_blocks: int) -> dict[str, Any]:
+def _with_intervals(
+    statistics: Mapping[str, Statistic], num_blocks: int, progress: Callable[[], None]
+) -> dict[str, Any]:
+    def sample(statistic: Statistic, counts: np.ndarray) -> float:
+        progress()
+        return statistic(counts)
+
     values: dict[str, float | None] = {}
     intervals: dict[str, list[float]] = {}
     generator = np.random.default_rng(0)
@@ -94,7 +121,7 @@ def _with_intervals(statistics: Mapping[str, Statistic], num_blocks: int) -> dic
     for name, statistic in statistics.items():
         value = statistic(np.ones(num_blocks))
         values[name] = None if math.isnan(value) else value
-        sampled = np.array([statistic(counts) for counts in drawn])
+        sampled = np.array([sample(statistic, counts) for counts in drawn])
         sampled = sampled[~np.isnan(sampled)]
         if values[name] is not None and len(sampled) > 1:
             half = _DEVIATIONS * float(sampled.std(ddof=1))
@@ -102,20 +129,29 @@ def _with_intervals(statistics: Mapping[str, Statistic], num_blocks: int) -> dic
     return {"metrics": values, "intervals": intervals}
 
 
-def by_segment(columns: Columns, metrics: Sequence[RankingMetric], task: str | None = None) -> list[dict[str, Any]]:
+def by_segment(
+    columns: Columns,
+    metrics: Sequence[RankingMetric],
+    task: str | None = None,
+    names: Mapping[str, Sequence[str]] | None = None,
+    progress: Callable[[], None] = _silent,
+) -> list[dict[str, Any]]:
     """The `estimates` of each segment, with its `column` and `value`; a list has only the examples of its segment.
 
-    The segments of a column of texts are its 20 most frequent values, and all others together; those of numbers with
-    more values are their quarters.
+    The segments of texts are the 20 most frequent ones, and all others together; those of numbers with more values are
+    their quarters.
+
+    Args:
+      names: the texts that the integers 0, 1, ... of a column stand for.
     """
     return [
-        {"column": name, "value": value, **estimates(columns.at(chosen), metrics, task)}
+        {"column": name, "value": value, **estimates(columns.at(chosen), metrics, task, progress)}
         for name, values in columns.by.items()
-        for value, chosen in _segments(values)
+        for value, chosen in _segments(values, (names or {}).get(name))
     ]
 
 
-def _segments(values: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+def _segments(values: np.ndarray, names: Sequence[str] | None) -> Iterator[tuple[str, np.ndarray]]:
     """The name of each segment, and the places of its examples."""
     distinct, numbers, counts = np.unique(values, return_inverse=True, return_counts=True)
     is_number = values.dtype.kind == "f"
@@ -124,7 +160,9 @@ def _segments(values: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
         return
     chosen = np.argsort(-counts, kind="stable")[:_MOST_SEGMENTS]
     for number in sorted(chosen) if is_number else chosen:
-        yield f"{distinct[number]:g}" if is_number else str(distinct[number]), np.flatnonzero(numbers == number)
+        value = distinct[number]
+        name = f"{value:g}" if is_number else str(value) if names is None else names[value]
+        yield name, np.flatnonzero(numbers == number)
     if len(distinct) > len(chosen):
         yield OTHERS, np.flatnonzero(~np.isin(numbers, chosen))
 
@@ -160,7 +198,7 @@ def _of_probabilities(
     """Those of `psrun.metrics.counters`, of all labels that are not 0 as positive."""
     block = blocks[examples.user]
     weight = examples.weight
-    label = (examples.label > 0).astype(np.float64)
+    label = examples.label
     clipped = np.clip(prediction.astype(np.float64), _SMALLEST, 1 - _SMALLEST)
     loss = -(label * np.log(clipped) + (1 - label) * np.log1p(-clipped))
     losses, labels, predictions, weights = (

@@ -43,7 +43,7 @@ class Examples:
     ) -> None:
         if num_nan := int(np.isnan(score).sum()):
             raise ValueError(f"{num_nan} of {len(score)} scores are NaN, which have no rank")
-        order = np.lexsort((label, -score, user))
+        order = np.lexsort((label, -score.astype(np.float64), user))
         if weight is not None:
             order = order[weight[order] > 0]
         users = user[order]
@@ -52,7 +52,7 @@ class Examples:
         self.user = np.cumsum(is_first) - 1
         self.first: np.ndarray = np.append(np.flatnonzero(is_first), len(users))
         self.rank = self.place
-        self.label = label[order]
+        self.label = label[order].astype(np.float64)
         self.score = score[order]
         self.weight = np.ones(len(users)) if weight is None else weight[order].astype(np.float64)
 
@@ -255,7 +255,8 @@ class NDCG(_AtK):
 
     def _of_users(self, examples: Examples, relevant: np.ndarray, num_relevant: np.ndarray) -> np.ndarray:
         found = examples.by_user(self._gains(examples.label) * self._discounts(examples.rank))
-        return found / examples.by_user(self._gains(examples.ideal) * self._discounts(examples.place))
+        best = examples.by_user(self._gains(examples.ideal) * self._discounts(examples.place))
+        return np.where(best > 0, found / best, 0.0)
 
     def _discounts(self, rank: np.ndarray) -> np.ndarray:
         return np.where(rank <= self.k, 1 / np.log2(rank + 1), 0.0)
@@ -345,7 +346,7 @@ class OfItems(_AtK):
         """The metric.
 
         Args:
-          recommended: (users, k) numbers of items.
+          recommended: (users, k) numbers of items; -1 where a user has fewer candidates.
           popularity: (items,) the number of training examples of each.
         """
 
@@ -360,7 +361,7 @@ class Coverage(OfItems):
     base = "coverage"
 
     def value(self, recommended: np.ndarray, popularity: np.ndarray) -> float:
-        return len(np.unique(recommended)) / len(popularity)
+        return len(np.unique(recommended[recommended >= 0])) / len(popularity)
 
 
 @dataclass(frozen=True)
@@ -370,7 +371,7 @@ class Popularity(OfItems):
     base = "popularity"
 
     def value(self, recommended: np.ndarray, popularity: np.ndarray) -> float:
-        return float(popularity[recommended].mean() / popularity.max())
+        return float(popularity[recommended[recommended >= 0]].mean() / popularity.max())
 
 
 def auc_by_group(

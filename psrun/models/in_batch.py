@@ -49,7 +49,14 @@ class InBatchSoftmax(tf_keras.layers.Layer):
 
     def build(self, input_shape: Any) -> None:
         # One row, which no partitioner cuts: shards take no scattered numbers.
-        options = {"initializer": "zeros", "trainable": False, "dtype": tf.float32}
+        options = {
+            "initializer": "zeros",
+            "trainable": False,
+            "dtype": tf.float32,
+            # Each replica counts the examples that it sees; what is saved is their sum.
+            "synchronization": tf.VariableSynchronization.ON_READ,
+            "aggregation": tf.VariableAggregation.SUM,
+        }
         if self.correct_popularity:
             self.counts = self.add_weight("counts", (1, self.num_items), **options)
             self.total = self.add_weight("total", (1, 1), **options)
@@ -109,7 +116,9 @@ def no_loss(y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
     return tf.zeros([tf.shape(y_pred)[0]], y_pred.dtype)
 
 
-def check_objective(objective: str, source: DataSource, item: str | None, num_ids: dict[str, int]) -> None:
+def check_objective(
+    objective: str, source: DataSource, item: str | None, num_ids: dict[str, int], temperature: float
+) -> None:
     """Raises ArgumentError if an objective does not fit the data.
 
     Args:
@@ -119,6 +128,8 @@ def check_objective(objective: str, source: DataSource, item: str | None, num_id
         raise ArgumentError(("objective", f"is {objective!r}, must be one of {', '.join(OBJECTIVES)}"))
     if objective == "labels":
         return
+    if not temperature > 0:
+        raise ArgumentError(("temperature", f"is {temperature}, must be more than 0"))
     if item is None:
         raise ArgumentError(("item", "is required with objective=softmax: the feature with the ids of the items"))
     if item not in num_ids:
@@ -165,4 +176,4 @@ def model(
     network = tf_keras.Model(tensors, prediction)
     if objective == "labels":
         return Model(network, preprocessing, towers=towers)
-    return Model(network, preprocessing, loss=no_loss, metrics=list, from_logits=False, towers=towers)
+    return Model(network, preprocessing, loss=no_loss, metrics=list, from_logits=False, has_scores=True, towers=towers)

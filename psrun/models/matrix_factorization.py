@@ -39,11 +39,13 @@ def matrix_factorization(
         if feature not in num_ids or source.features[feature].is_list:
             message = f"is {feature!r}, which is no feature with one id; the data has {', '.join(num_ids)}"
             raise ArgumentError((name, message))
+    if regularization < 0:
+        raise ArgumentError(("regularization", f"is {regularization}, must be 0 or more"))
     if user == item:
         raise ArgumentError(("item", f"is {item!r}, as is the user"))
     if source.task == "multiclass":
         raise ArgumentError(("", "matrix_factorization takes numbers or clicks; set data.task=regression"))
-    in_batch.check_objective(objective, source, item, num_ids)
+    in_batch.check_objective(objective, source, item, num_ids, temperature)
     tensors = network_inputs(source, num_ids)
     flat = tf_keras.layers.Flatten()
     penalty: Any = tf_keras.layers.ActivityRegularization(l2=regularization) if regularization else lambda each: each

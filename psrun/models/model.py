@@ -60,6 +60,7 @@ class Model:
       from_logits: whether `network` returns logits instead of probabilities; None: as `model.from_logits` or the
         from_logits of the loss.
       unused: features of the data that `network` ignores; a run warns about them.
+      has_scores: whether predictions are scores that only rank, trained by the loss of a layer.
       towers: from the inputs of `network` to vectors, (batch, dim), whose products rank items as `network` does; None
         for a model without them.
     """
@@ -70,6 +71,7 @@ class Model:
     metrics: Callable[[], Any] | None = None
     from_logits: bool | None = None
     unused: Sequence[str] = ()
+    has_scores: bool = False
     towers: Towers | None = None
 
     def preprocessed(self, features: dict[str, tf.Tensor]) -> Any:

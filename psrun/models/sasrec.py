@@ -50,7 +50,7 @@ def sasrec(
         raise ArgumentError(("blocks", f"is {blocks}, must be 1 or more"))
     preprocessing, num_ids = prepared(source)
     tables.check_sequence(source, num_ids, history=history, item=item)
-    in_batch.check_objective("softmax", source, item, num_ids)
+    in_batch.check_objective("softmax", source, item, num_ids, temperature)
     tensors = network_inputs(source, num_ids)
     ids = {name: num_ids[name] for name in num_ids if name in (history, item)}
     shared = tables.shared_by(source, None, history, item)

@@ -52,7 +52,7 @@ def two_tower(
     if objective == "labels" and source.task != "binary":
         raise ArgumentError(("", f"two_tower requires binary labels (task=binary); got task={source.task}"))
     preprocessing, num_ids = prepared(source)
-    in_batch.check_objective(objective, source, item, num_ids)
+    in_batch.check_objective(objective, source, item, num_ids, temperature)
     tables.check_lists(source, num_ids, "two_tower")
     tensors = network_inputs(source, num_ids)
     names = [name for name in tensors if name not in tables.of_weights(source.features)]

@@ -9,6 +9,7 @@ from psrun.cluster import variable_creation
 from psrun.cluster.strategy import Distribution
 from psrun.config.run_config import RunConfig
 from psrun.data.source import DataSource, task_of
+from psrun.errors import ConfigError, Problem
 from psrun.models.model import refuse_single_files
 from psrun.program import list_inputs, make_optimizer, objective, output_widths, stacks
 from psrun.program.compiled_model import Program, metric_variables
@@ -42,6 +43,12 @@ def build(run: RunConfig, source: DataSource, distribution: Distribution) -> Pro
         loss = objective.loss_of(model, task_of(source))
         own = OwnTrainStep(model.network, distribution.strategy.num_replicas_in_sync) if is_in(model.network) else None
         program = Program(run, source, model, distribution, own)
+        if model.has_scores and (program.weighted or program.class_weight is not None):
+            key = "data" if program.class_weight is None else "model.class_weight"
+            message = (
+                "has weights, which the softmax over a batch does not use; remove them, or set model.objective=labels"
+            )
+            raise ConfigError([Problem(key, message)])
         exact = by_fit and run.cluster.has_parameter_servers
         model.network.compile(
             optimizer=make_optimizer.make_optimizer(run),

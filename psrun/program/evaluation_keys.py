@@ -15,6 +15,7 @@ from psrun.models.model import Model
 from psrun.program import objective
 
 USER = "evaluation.user"
+ITEM = "evaluation.item"
 _BY = "evaluation.by"
 _HASHES = 2**63 - 1
 
@@ -33,19 +34,20 @@ class EvaluationKeys:
 
     def __init__(self, features: Mapping[str, Feature], user: str | None, by: Sequence[str]) -> None:
         named = [] if user is None else [(USER, user)]
-        problems = [
+        wrong = [
             problem
             for key, name in [*named, *((f"{_BY}[{index}]", name) for index, name in enumerate(by))]
-            for problem in _problems(key, name, features)
+            for problem in problems(key, name, features)
         ]
-        if problems:
-            raise ConfigError(problems)
+        if wrong:
+            raise ConfigError(wrong)
+        self._features = features
         self._user = user
         self._by = by
 
     def of(self, features: Mapping[str, tf.Tensor]) -> dict[str, Any]:
         """The keys of a batch, (n,) each: `user`, a hash of the value (int64); `by`: texts or float32, by feature."""
-        keys: dict[str, Any] = {"by": {name: _segment(features[name]) for name in self._by}}
+        keys: dict[str, Any] = {"by": {name: _segment(features[name], self._features[name]) for name in self._by}}
         if self._user is not None:
             keys["user"] = tf.strings.to_hash_bucket_fast(_texts(features[self._user]), _HASHES)
         return keys
@@ -67,7 +69,8 @@ def make(run: RunConfig, model: Model, features: Mapping[str, Feature]) -> Evalu
     return EvaluationKeys(features, evaluation.user, evaluation.by)
 
 
-def _problems(key: str, name: str, features: Mapping[str, Feature]) -> Iterator[Problem]:
+def problems(key: str, name: str, features: Mapping[str, Feature]) -> Iterator[Problem]:
+    """Why a feature cannot group examples."""
     if name not in features:
         message = f"is '{name}', but the data has no such feature.{did_you_mean(name, features)}"
         yield Problem(key, f"{message} A column of a table is one if it is in data.features")
@@ -75,7 +78,7 @@ def _problems(key: str, name: str, features: Mapping[str, Feature]) -> Iterator[
     feature = features[name]
     if feature.is_list or feature.shape not in ((), (1,)):
         yield Problem(key, f"is '{name}', which has several values for an example; choose a feature with one")
-    elif key == USER and feature.dtype.is_floating:
+    elif key in (USER, ITEM) and feature.dtype.is_floating:
         yield Problem(key, f"is '{name}', which holds numbers with fractions; choose integers or strings")
 
 
@@ -84,5 +87,8 @@ def _texts(values: tf.Tensor) -> tf.Tensor:
     return flat if flat.dtype == tf.string else tf.strings.as_string(flat)
 
 
-def _segment(values: tf.Tensor) -> tf.Tensor:
-    return tf.cast(tf.reshape(values, [-1]), tf.float32) if values.dtype.is_floating else _texts(values)
+def _segment(values: tf.Tensor, feature: Feature) -> tf.Tensor:
+    """Numbers as float32; what has ids, and strings, as text."""
+    has_ids = feature.vocabulary is not None or feature.num_buckets is not None
+    is_number = values.dtype != tf.string and (values.dtype.is_floating or not has_ids)
+    return tf.cast(tf.reshape(values, [-1]), tf.float32) if is_number else _texts(values)

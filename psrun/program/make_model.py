@@ -17,6 +17,7 @@ from psrun.config.run_config import RunConfig
 from psrun.data.source import DataSource, task_of
 from psrun.errors import ConfigError, Problem
 from psrun.layers.adapter import AdaptedModel
+from psrun.metrics.ranking import RankingMetric
 from psrun.models.model import ArgumentError, Model
 from psrun.program import keras3_models, objective
 
@@ -40,7 +41,9 @@ def make_model(run: RunConfig, source: DataSource) -> Model:
     loss = keras3_models.converted_loss(targets.bound_within(keys.loss, "model.loss", CALLED_WITH))
 
     def metrics() -> Any:
-        return keras3_models.converted_metrics(targets.bound_within(keys.metrics, "model.metrics", CALLED_WITH))
+        return keras3_models.converted_metrics(
+            targets.bound_within(keys.metrics, "model.metrics", CALLED_WITH, (RankingMetric,))
+        )
 
     if run.export.top_k is not None and model.towers is None:
         message = "needs a model with towers, two_tower or matrix_factorization; set it to null"

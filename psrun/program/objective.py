@@ -51,6 +51,9 @@ def resolve(
         cannot be made.
     """
     requested = model.from_logits if from_logits is None else from_logits
+    if model.has_scores and loss is not None:
+        message = "is not used: the softmax over a batch is the whole loss; set it to null, or model.objective=labels"
+        raise ConfigError([Problem("model.loss", message)])
     if loss is not None:
         model = replace(model, loss=_configured_loss(loss, bool(requested)))
     loss_logits = _loss_logits(model)
@@ -104,7 +107,19 @@ def metrics_of(model: Model, task: str | None, *, evaluating: bool = False) -> A
     """
     make = model.metrics
     made = _usual_metrics(model, task) if make is None else keras.named_alone(lambda: _objects(make()))
-    return _map_metrics(lambda metrics: [_for_training(each) for each in metrics] if not evaluating else metrics, made)
+    made = _map_metrics(lambda metrics: [_for_training(each) for each in metrics] if not evaluating else metrics, made)
+    if model.has_scores or task == "regression":
+        _refuse_probabilities(made, "scores, which only rank" if model.has_scores else "numbers (task=regression)")
+    return made
+
+
+def _refuse_probabilities(made: Any, what: str) -> None:
+    """Raises ConfigError if there are metrics of probabilities."""
+    of_probabilities: Any = tuple(counters.BY_NAME.values())
+    for metric in tf.nest.flatten(made):
+        if isinstance(metric, of_probabilities):
+            message = f"has {metric.name}, a metric of probabilities, but the model returns {what}; remove it"
+            raise ConfigError([Problem("model.metrics", message)])
 
 
 def ranking_metrics_of(model: Model) -> dict[str, list[RankingMetric]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +24,7 @@ _AT_CHANCE = (
     "optimizer=lazy_adam or more epochs, and check the features and the label"
 )
 _LEAST_BAR = 8  # columns
+_WIDEST = 1000  # columns of a table of segments
 _EVALUATED_WITHIN_S = 1.0  # for one line with the epoch
 # By the kind of event: a mark, its style, and the text about the step and the data of the event.
 _LINES = {
@@ -179,9 +181,10 @@ class ConsoleSink(Sink):
             self._print(f"step {event.step} {result}  in {data['path']}")
             for output, estimates in data.get("estimates", {}).items():
                 if estimates["segments"]:
-                    table = _segments(output, estimates)
-                    width = self._console.measure(table, options=self._console.options.update(width=1000)).maximum
-                    self._console.print(table, width=width, crop=False)  # a row of a narrow terminal is wrapped
+                    wide = Console(width=_WIDEST, file=io.StringIO())  # a row of a narrow terminal is wrapped
+                    with wide.capture() as captured:
+                        wide.print(_segments(output, estimates))
+                    self._print("\n".join(line.rstrip() for line in captured.get().splitlines()))
         else:
             self._print(f"  evaluation of step {event.step} {result}" if is_sidecar else f"  evaluation {result}")
 

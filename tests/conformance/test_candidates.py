@@ -13,8 +13,9 @@ from psrun.cluster import strategy
 from psrun.cluster.strategy import Distribution
 from psrun.data.source import ArraySource, Feature
 from psrun.errors import ConfigError
-from psrun.metrics.ranking import Examples, by_name, mean
+from psrun.metrics.ranking import NDCG, Examples, by_name, mean
 from psrun.models.in_batch import InBatchSoftmax
+from psrun.program import interactions
 from psrun.program.build import build, build_state, start_afresh
 from psrun.program.compiled_model import Program
 from psrun.training.evaluation import modes
@@ -23,10 +24,11 @@ pytestmark = pytest.mark.inprocess
 
 NUM_USERS, NUM_ITEMS, TRAINED, EVALUATED = 9, 13, 60, 25
 METRICS = ("recall@3", "ndcg@3", "mrr@4", "map@4", "gauc")
+OTHER = "{_target_: psrun.metrics.ranking.NDCG, k: 3, gain: exponential, name: other}"
 BASE = (
     "data.global_batch_size=8", "evaluation.user=user", "evaluation.item=item", "optimizer=sgd",
     "optimizer.learning_rate=0.1",
-    f"model.metrics=[{','.join(METRICS)}]",
+    f"model.metrics=[{','.join(METRICS)},{OTHER}]",
 )  # fmt: skip
 MODELS = {
     "matrix_factorization": ("model=matrix_factorization", "model.user=user", "model.item=item"),
@@ -108,6 +110,7 @@ def test_relevant_items_are_ranked_among_all_that_the_user_has_not_seen(cluster_
     label = np.array([relevant.get(pair, 0) for pair in pairs])
     whole = Examples(users, label, scores(program, users, items).astype(np.float32))
     expected = {each: mean(*by_name(each).values(whole)) for each in METRICS if each != "gauc"}
+    expected["other"] = mean(*NDCG(3, gain="exponential").values(whole))
     assert {each: evaluation.metrics[each] for each in expected} == pytest.approx(expected, abs=1e-6)
     assert evaluation.estimates[""]["users"] == len(set(users.tolist()))
 
@@ -119,7 +122,8 @@ def test_drawn_candidates_are_the_same_for_every_model_and_none_is_of_an_example
         candidates = ("evaluation.candidates=3", f"evaluation.sampling={sampling}", "cluster=none")
         program = built(None, *MODELS[name], *candidates)
         ranking = modes.make(program)._meters._candidates
-        assert set(ranking.result()["metrics"]) == set(METRICS)
+        assert set(ranking.result()["metrics"]) == {*METRICS, "other"}
+        assert all(len({*row}) == 3 for row in ranking._negatives.tolist())
         drawn.append(ranking._negatives)
     assert all((each == drawn[0]).all() for each in drawn)
     known = ranking._known
@@ -131,6 +135,9 @@ def test_mistakes_that_the_data_shows(cluster_spec):
     for arguments, message in (
         (("evaluation.candidates=all", "evaluation.item=itme"), "Did you mean 'item'"),
         (("evaluation.candidates=2",), "needs more items than the 3 candidates"),
+        (("evaluation.candidates=13",), "there are 13 items"),
+        (("evaluation.candidates=all", "evaluation.user=item"), "as is evaluation.user"),
+        (("evaluation.candidates=all", "evaluation.user=price"), "numbers with fractions"),
         (("evaluation.candidates=all", "model.metrics=[recall@14]"), "than the 13 candidates"),
         (("evaluation.candidates=all", "evaluation.item=user", "model.metrics=[mrr@3]"), "no feature of items"),
     ):
@@ -140,6 +147,42 @@ def test_mistakes_that_the_data_shows(cluster_spec):
         build_state(program)
         with pytest.raises(ConfigError, match=message):
             modes.make(program)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("model.metrics=[AUC,recall@3]",), "a metric of probabilities, but the model returns scores"),
+        (("model.loss=mse",), "the softmax over a batch is the whole loss"),
+        (("model.class_weight={0: 1, 1: 2}",), "class_weight"),
+        (("model.temperature=0",), "must be more than 0"),
+    ],
+)
+def test_what_scores_do_not_have(arguments, message):
+    run = run_config(
+        "data=features", *MODELS["two_tower"], "cluster=none", *BASE, "evaluation.candidates=all", *arguments
+    )
+    with pytest.raises(ConfigError, match=message):
+        build(run, Ratings(), Distribution(tf.distribute.get_strategy()))
+
+
+def test_features_of_a_user_are_of_the_first_evaluation_example_or_the_last_one_trained_on():
+    source = Ratings()
+    (trained, _), (evaluated, _) = source.parts
+    trained["age"] = np.arange(TRAINED, dtype=np.float32)
+    evaluated["age"] = -np.arange(EVALUATED, dtype=np.float32) - 1
+    read = Ratings.__new__(Ratings)
+    ArraySource.__init__(
+        read, features=source.features, task="regression", train=source.parts[0], evaluation=source.parts[1]
+    )
+    known = interactions.read(read, "user", "item", ["item", "price"])
+    for user, age in zip(known.users["user"].numpy().tolist(), known.users["age"].numpy().tolist()):
+        held_out = np.flatnonzero(evaluated["user"] == user)
+        expected = -held_out[0] - 1 if len(held_out) else np.flatnonzero(trained["user"] == user)[-1]
+        assert age == expected
+    price = dict(zip(trained["item"].tolist(), trained["price"].tolist()))
+    of_items = zip(*(known.items[name].numpy().tolist() for name in ("item", "price")))
+    assert all(price.get(item, own) == own for item, own in of_items)
 
 
 @pytest.mark.parametrize("normalize", [False, True])

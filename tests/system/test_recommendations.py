@@ -8,6 +8,7 @@ import sys
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from outcomes import rows
 
 pytestmark = pytest.mark.command
@@ -68,3 +69,21 @@ def test_a_model_without_towers_has_no_recommendations_to_export(psrun):
         "model=wide_deep", "cluster=none", "export.top_k=3", "evaluation.user=x", "evaluation.item=y", "data=features"
     )
     assert (refused.code, "export.top_k: needs a model with towers" in refused.stderr) == (2, True)
+
+
+@pytest.mark.thorough
+def test_replicas_count_the_items_that_each_of_them_has_seen(psrun, tmp_path):
+    lines = [f"u{number % 7},{number % 5},1" for number in range(64)]
+    (tmp_path / "seen.csv").write_text("\n".join(["user,item,liked", *lines]) + "\n")
+    trained = psrun(
+        "data=table", "data.path=seen.csv", "data.label=liked", "data.task=regression", "data.split=null",
+        "data.features={user: {dtype: string, num_buckets: 50}, item: {dtype: int64, num_buckets: 50}}",
+        "model=matrix_factorization", "model.user=user", "model.item=item", "model.objective=softmax",
+        "cluster=mirrored", "cluster.num_replicas=2", "trainer.epochs=1", "evaluation=none",
+        "data.global_batch_size=16",
+    )  # fmt: skip
+    assert trained.code == 0, trained.stderr
+    (index,) = trained.folder.glob("checkpoints/*4.index")
+    reader = tf.train.load_checkpoint(str(index.with_suffix("")))
+    (counts,) = [name for name in reader.get_variable_to_shape_map() if "counts/.ATTRIBUTES" in name]
+    assert sorted(reader.get_tensor(counts)[0])[-5:] == [12, 13, 13, 13, 13]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,15 +15,16 @@ from psrun.program.compiled_model import Program
 from psrun.program.pair_scores import PairScores
 
 _PAIRS = 1 << 22  # scores in memory at a time
-_DRAWS = 100  # to replace negatives that a user has in an example
+_DRAWN_PAIRS = 1 << 18  # whose vectors are in memory at a time
+_DRAWS = 1000  # to replace negatives that a user has in an example
 
 
 class CandidateRanking:
     """The metrics of lists in which each user's relevant evaluation items are ranked among candidates.
 
-    With all items as candidates, the list of a user has all items but those of his training examples. With drawn
-    negatives, each relevant item has a list of its own, with as many items that the user has in no example: drawn by
-    the seed of the run, and so the same for every model.
+    With all items as candidates, the list of a user has all items but those of his training examples, unless these are
+    relevant. With drawn negatives, each relevant item has a list of its own, with as many other items that the user has
+    in no example: drawn by the seed of the run, and so the same for every model.
 
     Raises:
       ConfigError: the data lacks a feature, or a list is longer than there are items.
@@ -34,8 +36,12 @@ class CandidateRanking:
         self._seed = program.config.seed
         num_drawn = None if evaluation.candidates == "all" else int(evaluation.candidates or 0)
         known = interactions.of_run(evaluation, program.source, program.model)
+        if num_drawn is not None and num_drawn >= known.num_items:
+            message = f"is {num_drawn}, but there are {known.num_items} items; choose all"
+            raise ConfigError([Problem("evaluation.candidates", message)])
         num_candidates = known.num_items if num_drawn is None else num_drawn + 1
-        if len({metric.relevant_from for metric in metrics}) > 1:
+        by_relevance = [metric for metric in metrics if not isinstance(metric, OfItems)]
+        if len({metric.relevant_from for metric in by_relevance}) > 1:
             message = (
                 "has metrics that differ in relevant_from, but one list of candidates has one kind of relevant items"
             )
@@ -48,32 +54,40 @@ class CandidateRanking:
         self._scores = PairScores(program.model, known)
         self._by_popularity = evaluation.sampling == "popularity"
         user, item = known.evaluated
-        relevant = (known.weight > 0) & metrics[0].relevant(known.label)
+        relevant = (known.weight > 0) & [*by_relevance, *metrics][0].relevant(known.label)
         self._relevant = retrieval.Pairs.of(user[relevant], item[relevant])
         keys = user[relevant] * known.num_items + item[relevant]
         place = np.searchsorted(self._relevant.user * known.num_items + self._relevant.item, keys)
         if not len(self._relevant.user):
-            raise ConfigError([Problem("evaluation.candidates", "no evaluation example is relevant: all labels are 0")])
+            raise ConfigError(
+                [Problem("evaluation.candidates", "no evaluation example is relevant: their labels or weights are 0")]
+            )
         self._label: np.ndarray = np.zeros(len(self._relevant.user))
         np.maximum.at(self._label, place, known.label[relevant])  # an item that is there twice is one item
         self._negatives = None if num_drawn is None else self._drawn(num_drawn)
 
-    def result(self) -> dict[str, Any]:
-        """As `KeptExamples.result`."""
+    def result(self, progress: Callable[[], None] = lambda: None) -> dict[str, Any]:
+        """As `KeptExamples.result`.
+
+        Args:
+          progress: called for each part of the users, and of the bootstrap.
+        """
         self._scores.refresh()
         of_items: dict[str, float | None] = {}
         try:
             if self._negatives is None:
-                examples, recommended = self._among_all()
+                examples, recommended = self._among_all(progress)
                 of_items = self._of_items(recommended)
             else:
-                examples = self._among_drawn(self._negatives)
+                examples = self._among_drawn(self._negatives, progress)
         except ValueError as error:
             raise ConfigError([Problem("evaluation", f"cannot rank the predictions: {error}")]) from error
-        result = estimates.of_lists(examples, [each for each in self._metrics if each.name not in of_items])
+        of_lists = [each for each in self._metrics if each.name not in of_items]
+        users = None if self._negatives is None else self._relevant.user
+        result = estimates.of_lists(examples, of_lists, users, progress)
         return {**result, "metrics": {**result["metrics"], **of_items}, "share_of_users": 1.0, "segments": []}
 
-    def _among_all(self) -> tuple[RelevantExamples, np.ndarray]:
+    def _among_all(self, progress: Callable[[], None]) -> tuple[RelevantExamples, np.ndarray]:
         """The relevant items with their ranks, and the first items of each list: (users, k)."""
         known = self._known
         longest = max((each.k for each in self._metrics if isinstance(each, OfItems)), default=0)
@@ -95,8 +109,11 @@ class CandidateRanking:
             scores = self._scores.of_all_items(chosen)
             if longest:
                 scores[excluded] = -np.inf
-                firsts.append(retrieval.top(scores, longest))
+                first = retrieval.top(scores, longest)
+                is_candidate = np.isfinite(np.take_along_axis(scores, first, axis=1))
+                firsts.append(np.where(is_candidate, first, -1))
             found.append(retrieval.ranks(scores, (row, item), excluded))
+            progress()
             num_excluded = np.bincount(excluded[0], minlength=len(chosen))
             lengths.append((known.num_items - num_excluded)[row])
         rank, equal_or_higher, higher = (np.concatenate(each) for each in zip(*found))
@@ -113,15 +130,21 @@ class CandidateRanking:
             if isinstance(metric, OfItems)
         }
 
-    def _among_drawn(self, negatives: np.ndarray) -> RelevantExamples:
+    def _among_drawn(self, negatives: np.ndarray, progress: Callable[[], None]) -> RelevantExamples:
         count, width = negatives.shape
-        own = self._scores.of_pairs(self._relevant.user, self._relevant.item)
-        others = self._scores.of_pairs(np.repeat(self._relevant.user, width), negatives.reshape(-1))
-        if np.isnan(own).any() or np.isnan(others).any():
-            raise ValueError("scores are NaN, which have no rank")
-        others = others.reshape(count, width)
-        higher = (others > own[:, np.newaxis]).sum(1)
-        equal = (others == own[:, np.newaxis]).sum(1)
+        higher: np.ndarray = np.empty(count, np.int64)
+        equal: np.ndarray = np.empty(count, np.int64)
+        size = max(1, _DRAWN_PAIRS // width)
+        for at in range(0, count, size):
+            part = slice(at, at + size)
+            user = self._relevant.user[part]
+            own = self._scores.of_pairs(user, self._relevant.item[part])[:, np.newaxis]
+            others = self._scores.of_pairs(np.repeat(user, width), negatives[part].reshape(-1)).reshape(-1, width)
+            if np.isnan(own).any() or np.isnan(others).any():
+                raise ValueError("scores are NaN, which have no rank")
+            higher[part] = (others > own).sum(1)
+            equal[part] = (others == own).sum(1)
+            progress()
         return RelevantExamples(
             np.arange(count), self._label, 1 + higher + equal, higher, equal, np.full(count, width + 1)
         )
@@ -136,11 +159,32 @@ class CandidateRanking:
             np.concatenate([known.trained.item, known.evaluated[1]]),
         )
         keys = taken.user * known.num_items + taken.item
-        drawn = random.choice(known.num_items, (len(self._relevant.user), count), p=shares)
-        for _ in range(_DRAWS):
-            wrong = np.isin(self._relevant.user[:, np.newaxis] * known.num_items + drawn, keys)
-            if not wrong.any():
-                return drawn
-            drawn[wrong] = random.choice(known.num_items, int(wrong.sum()), p=shares)
+        drawn: np.ndarray = np.empty((len(self._relevant.user), count), np.int64)
+        size = max(1, _DRAWN_PAIRS // count)
+        for at in range(0, len(drawn), size):
+            part = drawn[at : at + size]
+            user: np.ndarray = self._relevant.user[at : at + size, np.newaxis] * known.num_items
+            wrong: np.ndarray = np.ones(part.shape, bool)
+            for _ in range(_DRAWS):
+                part[wrong] = random.choice(known.num_items, int(wrong.sum()), p=shares)
+                wrong = np.isin(user + part, keys) | _repeated(part)
+                if not wrong.any():
+                    break
+            else:
+                raise self._too_few()
+        return drawn
+
+    def _too_few(self) -> ConfigError:
         message = "some users have nearly all items in examples, so that no negatives can be drawn; choose all"
-        raise ConfigError([Problem("evaluation.candidates", message)])
+        return ConfigError([Problem("evaluation.candidates", message)])
+
+
+def _repeated(rows: np.ndarray) -> np.ndarray:
+    """Whether a value is in its row before."""
+    order = np.argsort(rows, axis=1, kind="stable")
+    ordered = np.take_along_axis(rows, order, axis=1)
+    is_again: np.ndarray = np.zeros(rows.shape, bool)
+    is_again[:, 1:] = ordered[:, 1:] == ordered[:, :-1]
+    found: np.ndarray = np.empty(rows.shape, bool)
+    np.put_along_axis(found, order, is_again, axis=1)
+    return found

@@ -50,7 +50,7 @@ class DirectEvaluation:
             if self._own:  # reading the metrics takes time
                 called.on_test_batch_end(index, _defined(self._meters.values()))
             progress()
-        evaluation = self._meters.result(self._mode, step)
+        evaluation = self._meters.result(self._mode, step, progress)
         called.on_test_end(_defined(evaluation.metrics))
         return evaluation
 

@@ -54,7 +54,7 @@ class DistributedEvaluation:
             for ended in in_flight.rest():
                 self._keep(ended)
         in_flight.join()
-        return self._meters.result("distributed", step)
+        return self._meters.result("distributed", step, progress)
 
     def _dataset(self) -> tf.data.Dataset:
         worker = tf.distribute.coordinator.experimental_get_current_worker_index()

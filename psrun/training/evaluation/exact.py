@@ -62,7 +62,7 @@ class ExactEvaluation:
                 mean = tf.nest.map_structure(tf.reduce_mean, measured.losses)
                 self._meters.keep(self._take_in(measured._replace(losses=mean)))
             progress()
-        return self._meters.result("exact", step)
+        return self._meters.result("exact", step, progress)
 
     def _taken_in(self, measured: Measured) -> Any:
         self._meters.update(measured)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from psrun.errors import ConfigError, Problem
 from psrun.metrics.estimates import Columns, by_segment, estimates
 from psrun.metrics.ranking import RankingMetric
 
-MOST_KEPT = 1 << 25  # examples, of 24 bytes and the texts of segments
+MOST_KEPT = 1 << 25  # examples, of 24 bytes, and 4 for each column of segments
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # spreads hashes: those of users that are kept are equal in some bits
 
 
@@ -32,7 +32,17 @@ class KeptExamples:
         self._most = most
         self.reset()
 
+    def _numbered(self, name: str, values: np.ndarray) -> np.ndarray:
+        """Numbers as they are; texts as the numbers that they have in `_texts`."""
+        if values.dtype.kind == "f":
+            return values
+        numbers = self._texts.setdefault(name, {})
+        distinct, inverse = np.unique(values.astype(np.bytes_), return_inverse=True)
+        found = [numbers.setdefault(each, len(numbers)) for each in distinct.tolist()]
+        return np.array(found, np.int32)[inverse]
+
     def reset(self) -> None:
+        self._texts: dict[str, dict[bytes, int]] = {}
         self._parts: list[Columns] = []
         self._num_kept = 0
         self._halvings = 0
@@ -47,7 +57,7 @@ class KeptExamples:
         """Adds examples; all arrays have the shape (n,)."""
         user = keys.get("user")
         weight = np.ones(len(label), np.float32) if weight is None else weight
-        by = {name: _texts(each) for name, each in keys["by"].items()}
+        by = {name: self._numbered(name, each) for name, each in keys["by"].items()}
         part = Columns(user, label, score, prediction, weight, by)
         self._parts.append(part if user is None else part.at(self._kept(user)))
         self._num_kept += len(self._parts[-1].label)
@@ -65,16 +75,20 @@ class KeptExamples:
         spread = user.astype(np.uint64) * _MULTIPLIER
         return np.flatnonzero(spread >> np.uint64(64 - self._halvings) == 0)
 
-    def result(self) -> dict[str, Any]:
+    def result(self, progress: Callable[[], None] = lambda: None) -> dict[str, Any]:
         """The estimates of all kept examples and of their segments.
+
+        Args:
+          progress: called for each metric and segment.
 
         Raises:
           ConfigError: a prediction is NaN.
         """
         columns = _together(self._parts)
         try:
-            whole = estimates(columns, self._metrics, self._task)
-            segments = by_segment(columns, self._metrics, self._task)
+            whole = estimates(columns, self._metrics, self._task, progress)
+            names = {name: [text.decode(errors="replace") for text in texts] for name, texts in self._texts.items()}
+            segments = by_segment(columns, self._metrics, self._task, names, progress)
         except ValueError as error:
             raise ConfigError([Problem("evaluation", f"cannot rank the predictions: {error}")]) from error
         return {**whole, "share_of_users": self.share, "segments": segments}
@@ -88,12 +102,6 @@ def _together(parts: Sequence[Columns]) -> Columns:
     )
     by = {name: np.concatenate([each.by[name] for each in parts]) for name in first.by}
     return Columns(user, label, score, prediction, weight, by)
-
-
-def _texts(values: np.ndarray) -> np.ndarray:
-    if values.dtype.kind == "f":
-        return values
-    return np.array([each.decode(errors="replace") for each in values.tolist()], dtype=np.str_)
 
 
 def _too_many(most: int) -> str:

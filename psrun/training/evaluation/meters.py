@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -77,8 +77,9 @@ def undefined_warning(metrics: Mapping[str, float | None], examples: str) -> str
     if not names:
         return None
     return (
-        f"{', '.join(names)}: undefined, because all {examples} whose weight is not 0 are of one class. It is null in "
-        "run.json; best checkpoint, early stopping and reduce_lr do not compare it"
+        f"{', '.join(names)}: undefined, because all {examples} whose weight is not 0 are of one class, or no user's "
+        "list has what is compared. It is null in run.json; best checkpoint, early stopping and reduce_lr do not "
+        "compare it"
     )
 
 
@@ -197,17 +198,20 @@ class Meters:
             keys, label, score, prediction, weight = tf.nest.map_structure(np.asarray, row)
             self._kept[output].add(keys, label, score, prediction, weight if len(weight) else None)
 
-    def result(self, mode: str, step: int) -> Evaluation:
+    def result(self, mode: str, step: int, progress: Callable[[], None]) -> Evaluation:
         """The metrics since the last reset.
+
+        Args:
+          progress: called again and again while lists are ranked, which may take long.
 
         Raises:
           ConfigError: predictions were no probabilities, which loss and metrics need.
         """
         if self._outside is not None and (count := int(self._outside.result())):
             raise objective.outside_error(count, "the evaluation data")
-        kept = {output: each.result() for output, each in self._kept.items()}
+        kept = {output: each.result(progress) for output, each in self._kept.items()}
         if self._candidates is not None:
-            kept[""] = self._candidates.result()
+            kept[""] = self._candidates.result(progress)
         of_lists = {
             objective.name_in(output, metric): kept[output]["metrics"][metric.name]
             for output, metrics in objective.ranking_metrics_of(self._program.model).items()
@@ -238,7 +242,8 @@ def kept_examples(program: Program) -> dict[str, KeptExamples]:
     by = program.config.evaluation.by
     spec = program.prediction_spec
     outputs = spec if isinstance(spec, Mapping) else {"": spec}
-    task = task_of(program.source) if by and list(outputs) == [""] else None
+    has_task = by and list(outputs) == [""] and not program.model.has_scores
+    task = task_of(program.source) if has_task else None
     for name in of_lists:
         _require_one_value(name, outputs.get(name), of_lists[name][0].name)
     if by and not of_lists:
@@ -252,5 +257,5 @@ def _require_one_value(output: str, spec: Any, what: str) -> None:
         return
     has = f"output {output!r} has" if output else "the model has"
     found = "several outputs" if shape is None else f"predictions of shape {shape}"
-    message = f"{what} needs one score for each example, but {has} {found}"
-    raise ConfigError([Problem("model.metrics", message)])
+    key, whose = ("evaluation.by", "") if what == "evaluation.by" else ("model.metrics", f"{what} ")
+    raise ConfigError([Problem(key, f"{whose}needs one score for each example, but {has} {found}")])

@@ -49,12 +49,12 @@ def test_a_single_user_has_no_interval():
 
 def test_segments_are_values_or_quarters_and_each_is_measured_alone():
     num_users = 100
-    country = np.repeat([f"c{index % 25:02}" for index in range(num_users)], 10)
+    country = np.repeat(np.arange(num_users) % 25, 10)
     age = np.repeat(np.arange(num_users) * 1.0, 10)
     rows = columns(num_users, by={"country": country, "age": age})
-    segments = by_segment(rows, METRICS, "binary")
+    segments = by_segment(rows, METRICS, "binary", {"country": [f"c{index:02}" for index in range(25)]})
     names = [each["value"] for each in segments if each["column"] == "country"]
-    assert (len(names), names[-1]) == (21, OTHERS)
+    assert (len(names), names[0], names[-1]) == (21, "c00", OTHERS)
     quarters = [each for each in segments if each["column"] == "age"]
     assert [(each["value"], each["users"]) for each in quarters] == [
         ("0 to 24.75", 25), ("24.75 to 49.5", 25), ("49.5 to 74.25", 25), ("74.25 to 99", 25)
