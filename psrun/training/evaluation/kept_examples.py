@@ -84,6 +84,9 @@ class KeptExamples:
         Raises:
           ConfigError: a prediction is NaN.
         """
+        if not self._parts:  # as by a mode of a user that calls `Meters.update` alone
+            message = "kept no examples for metrics of lists and segments: call keep(rows(measured)) of its Meters"
+            raise ConfigError([Problem("evaluation", message)])
         columns = _together(self._parts)
         try:
             whole = estimates(columns, self._metrics, self._task, progress)

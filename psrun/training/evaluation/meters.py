@@ -198,7 +198,7 @@ class Meters:
             keys, label, score, prediction, weight = tf.nest.map_structure(np.asarray, row)
             self._kept[output].add(keys, label, score, prediction, weight if len(weight) else None)
 
-    def result(self, mode: str, step: int, progress: Callable[[], None]) -> Evaluation:
+    def result(self, mode: str, step: int, progress: Callable[[], None] = lambda: None) -> Evaluation:
         """The metrics since the last reset.
 
         Args:

@@ -94,6 +94,8 @@ def test_examples_without_users_that_do_not_fit_and_scores_that_are_nan_are_erro
     examples = KeptExamples([], "binary", most=10)
     with pytest.raises(ConfigError, match=r"evaluation\.user"):
         examples.add({"by": {}}, *np.zeros((3, 11)), None)
+    with pytest.raises(ConfigError, match="kept no examples"):
+        KeptExamples(METRICS, None).result()
     examples = KeptExamples(METRICS, None)
     examples.add({"user": np.zeros(2, np.int64), "by": {}}, *np.full((3, 2), np.nan), None)
     with pytest.raises(ConfigError, match="NaN"):
