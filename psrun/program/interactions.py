@@ -105,6 +105,9 @@ def read(source: DataSource, user: str, item: str, item_features: Sequence[str])
     evaluated: list[tuple[np.ndarray, ...]] = []
     for features, label, *weight in evaluation_batches(source, _READ):
         batch = list_inputs.ragged(features)
+        if isinstance(label, Mapping) or label.dtype == tf.string:
+            message = "needs one number as the label of an example; set it to null"
+            raise ConfigError([Problem("evaluation.candidates", message)])
         label = label.numpy().reshape(-1)
         weights = weight[0].numpy().reshape(-1) if weight else np.ones(len(label))
         evaluated.append((users.add(batch), items.add(batch), label, weights))
