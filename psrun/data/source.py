@@ -90,6 +90,9 @@ class DataSource(Protocol):
         steps_per_epoch (None: one pass), learning_rate and learning_rate_falls (whether to 0 over the epochs), some or
         all, for those that the configuration leaves to the data; optional.
       label_mean, label_deviation: of the labels of a regression, over the training examples; optional.
+      label_tasks: binary or regression by the name of the label, of a source with several, whose labels are dicts;
+        optional. Such a source has no task.
+      label_scales: `mean` and `deviation` of labels of a regression among these; optional.
     """
 
     features: Mapping[str, Feature]

@@ -54,7 +54,7 @@ class Table(ByNumber):
     Args:
       path: files to train on: one, a folder, or a pattern with * ? and [].
       label: its column: 0 or 1 (binary), an integer from 0 to num_classes - 1 (multiclass), a number (regression), or
-        one of `label_vocabulary`.
+        one of `label_vocabulary`. Or several columns, each binary or a regression: labels are a dict by column.
       weight: the column with the weights of the examples, numbers of 0 or more; None for none. It is not a feature.
       eval_path: the same as `path` to evaluate on; None: `split` says which rows of `path` are evaluation examples.
       split: the keys of `splits.SplitSpec`, or a fraction; None: all rows of `path` are training examples.
@@ -91,7 +91,7 @@ class Table(ByNumber):
         self,
         *,
         path: str,
-        label: str,
+        label: str | Sequence[str],
         weight: str | None = None,
         eval_path: str | None = None,
         split: Mapping[str, Any] | float | None = None,
@@ -112,7 +112,9 @@ class Table(ByNumber):
         predicting: bool = False,
         tell: Callable[[str], None] = lambda text: None,
     ) -> None:
+        names = (label,) if isinstance(label, str) else tuple(label)
         _raise(
+            *_problems_of_labels(names, task, num_classes, label_vocabulary),
             *text.problems(delimiter, columns, encoding),
             *_problems_of_label(task, num_classes, label_vocabulary),
             *_problems_of_numbers(format, num_buckets, max_bad_rows),
@@ -129,21 +131,26 @@ class Table(ByNumber):
             folders=(path, eval_path),
         )
         known = formats.columns(train[0], layout)
-        _check_columns({}, label, weight, known, layout, train[0])
+        _check_columns({}, names, weight, known, layout, train[0])
         recorded = recorded or {}
         split_spec = _split(split, bool(evaluation), recorded)
         _check_split(split_spec, known, train[0])
         options = preparation.Options(max_bad_rows, cache, tell)
-        guess = _Guess(train, layout, label, weight, known, options)
-        target = _described_label(task, num_classes, label_vocabulary, recorded) or guess.target(task, num_classes)
+        guess = _Guess(train, layout, names, weight, known, options)
+        described = functools.partial(_described_label, task, num_classes, label_vocabulary)
+        targets = {
+            name: described(_recorded_label(recorded, name, names)) or guess.target(name, task, num_classes)
+            for name in names
+        }
+        _require_several(targets)
         self.guessed: list[dict[str, Any]] = []
         if not specs and recorded:
             specs = feature_spec.recorded(recorded, known or (), run_folder)
         if not specs:
             specs, self.guessed = guess.features(num_buckets)
         reader = TableReader(_columns(specs, layout), layout, train[0], known, rows=guess.rows)
-        _check_columns(reader.specs, label, weight, known, layout, train[0])
-        reader = reader.with_target(label, target, weight)
+        _check_columns(reader.specs, names, weight, known, layout, train[0])
+        reader = reader.with_targets(targets, weight)
         prepared = _not_empty(reader.split(train, options, split_spec, recorded), train)
         self.rows_to_predict: RowsToPredict | None = None
         evaluated = None
@@ -155,10 +162,12 @@ class Table(ByNumber):
         self.warnings: tuple[str, ...] = ()
         self.notes: tuple[str, ...] = ()
         if self.guessed:
-            advice = f"psrun data inspect {shlex.quote(path)} --label {shlex.quote(label)} --write conf/data/NAME.yaml"
+            advice = (
+                f"psrun data inspect {shlex.quote(path)} --label {shlex.quote(names[0])} --write conf/data/NAME.yaml"
+            )
             self.notes = (f"to edit the features: {advice}",)
         self._take_examples(prepared, evaluated)
-        self._take_target(label, weight, target, is_recorded=task is None)
+        self._take_targets(targets, weight, is_recorded=task is None)
         self._take_split(prepared, split_spec, is_new=not recorded)
         if features is None:
             self._add_facts(features=feature_spec.record(specs, run_folder))
@@ -166,7 +175,8 @@ class Table(ByNumber):
         self._take_scales(prepared, recorded.get("scales", None if recorded else {}))
         self._check_weights(prepared, evaluated)
         self.warnings += (*guess.warnings, *table_features.unused(self.features))
-        if not predicting and not target.num_missing and (num_missing := self.facts.get("num_unlabeled_rows")):
+        num_named = sum(target.num_missing for target in targets.values())
+        if not predicting and not num_named and (num_missing := self.facts.get("num_unlabeled_rows")):
             self.warnings += (f"{num_missing:,} rows without a label are left out",)
         self._check_classes(prepared, evaluated)
 
@@ -195,17 +205,23 @@ class Table(ByNumber):
                 text = f"{name}: {count:,} rows have more than max_values={most} values; the first values are kept"
                 self.warnings += (text,)
 
-    def _take_target(self, label: str, weight: str | None, target: label_guess.Label, *, is_recorded: bool) -> None:
-        self._label = label
+    def _take_targets(self, targets: Mapping[str, label_guess.Label], weight: str | None, *, is_recorded: bool) -> None:
+        self._labels = tuple(targets)
         self._weight = weight
+        target = targets[self._labels[0]]
         self.task: Any = target.task
         self.num_classes = (target.num_classes or 1) if target.task == "multiclass" else 1
         self.label_vocabulary = target.label_vocabulary
-        if target.note:
-            self.notes += (f"label {label}: {target.note}",)
+        self.label_tasks: Mapping[str, str] = {}
+        if len(targets) > 1:  # the model decides on losses and metrics, by label
+            self.task = None
+            self.label_vocabulary = None
+            self.label_tasks = {name: each.task for name, each in targets.items()}
+        self.notes += tuple(f"label {name}: {each.note}" for name, each in targets.items() if each.note)
         if is_recorded:
-            mark = {"decimal_mark": target.decimal_mark} if target.decimal_mark else {}
-            self._add_facts(label={**target.options, **mark})
+            self._add_facts(label=_facts_of(target))
+            if self.label_tasks:
+                self._add_facts(labels={name: _facts_of(each) for name, each in targets.items()})
 
     def _take_split(self, prepared: PreparedSet, spec: splits.SplitSpec, *, is_new: bool) -> None:
         """Adds the split to the facts and, of a new run, to the notes."""
@@ -222,7 +238,7 @@ class Table(ByNumber):
 
     def _check_classes(self, prepared: PreparedSet, evaluated: PreparedSet | None) -> None:
         """Warns if all examples of one kind have the same class."""
-        if self.task == "regression":
+        if self.task in (None, "regression"):
             return
         eval_range = prepared.label_ranges.get("eval") if evaluated is None else evaluated.label_ranges.get("train")
         for kind, count, label_range, result in (
@@ -250,12 +266,18 @@ class Table(ByNumber):
             return
         scales = table_features.scales(self.features)
         if self.task == "regression":
-            scale = prepared.scales[self._label]
-            known = recorded.get(self._label, {"mean": scale.mean, "deviation": scale.deviation})
+            known = self._label_scale(self._labels[0], prepared, recorded)
             self.label_mean = known["mean"]
             self.label_deviation = known["deviation"]
-            scales[self._label] = {"mean": self.label_mean, "deviation": self.label_deviation}
+            scales[self._labels[0]] = known
+        numbers = [name for name, task in self.label_tasks.items() if task == "regression"]
+        self.label_scales = {name: self._label_scale(name, prepared, recorded) for name in numbers}
+        scales |= self.label_scales
         self._add_facts(scales=scales)
+
+    def _label_scale(self, name: str, prepared: PreparedSet, recorded: Mapping[str, Any]) -> dict[str, float]:
+        scale = prepared.scales[name]
+        return recorded.get(name, {"mean": scale.mean, "deviation": scale.deviation})
 
     def _check_weights(self, prepared: PreparedSet, evaluated: PreparedSet | None) -> None:
         if self._weight is None:
@@ -291,11 +313,14 @@ class Table(ByNumber):
 
     def _example(self, columns: dict[str, tf.Tensor]) -> tuple[Any, ...]:
         """The features, the label and, where the set has them, the weights of rows."""
-        features = {name: values for name, values in columns.items() if name not in (self._label, self._weight)}
+        no_features = (*self._labels, self._weight)
+        features = {name: values for name, values in columns.items() if name not in no_features}
         weights = [values[:, 0] for name, values in columns.items() if name == self._weight]
-        label = columns.get(self._label)
-        if label is None:  # of rows that are only predicted
-            label = tf.zeros([tf.shape(next(iter(columns.values())))[0], 1])
+        none = tf.zeros([tf.shape(next(iter(columns.values())))[0], 1])  # of rows that are only predicted
+        labels = {name: columns.get(name, none) for name in self._labels}
+        if self.label_tasks:
+            return features, labels, *weights
+        label = labels[self._labels[0]]
         if self.task == "multiclass":
             label = tf.cast(label[:, 0], tf.int64)
         return features, label, *weights
@@ -347,6 +372,40 @@ def _not_empty(prepared: PreparedSet, names: Sequence[str]) -> PreparedSet:
     return prepared
 
 
+def _facts_of(target: label_guess.Label) -> dict[str, Any]:
+    mark = {"decimal_mark": target.decimal_mark} if target.decimal_mark else {}
+    return {**target.options, **mark}
+
+
+def _recorded_label(recorded: Mapping[str, Any], name: str, names: Sequence[str]) -> Mapping[str, Any]:
+    """What the run recorded of a label, as `label` of a source with that label alone."""
+    if len(names) == 1:
+        return recorded
+    return {"label": recorded["labels"][name]} if name in recorded.get("labels", {}) else {}
+
+
+def _problems_of_labels(
+    names: Sequence[str], task: str | None, num_classes: int | None, vocabulary: labels.Vocabulary | None
+) -> Iterator[Problem]:
+    if not names or len({*names}) < len(names):
+        yield Problem("data.label", f"is {list(names)}, must be a column, or several different ones")
+    if len(names) > 1:
+        for key, value in (("task", task), ("num_classes", num_classes), ("label_vocabulary", vocabulary)):
+            if value is not None:
+                message = "is inferred for each of several labels; set it to null"
+                yield Problem(f"data.{key}", message)
+
+
+def _require_several(targets: Mapping[str, label_guess.Label]) -> None:
+    """Raises ConfigError if one of several labels has more than two classes."""
+    for name, target in targets.items():
+        if len(targets) > 1 and target.task == "multiclass":
+            message = (
+                f"names {name!r}, which has {target.num_classes} classes; several labels have two each, or are numbers"
+            )
+            raise ConfigError([Problem("data.label", message)])
+
+
 def _described_label(
     task: Task | None,
     num_classes: int | None,
@@ -389,7 +448,7 @@ class _Guess:
 
     names: Sequence[str]
     layout: Layout
-    label: str
+    labels: Sequence[str]
     weight: str | None
     known: Sequence[str] | None
     options: preparation.Options
@@ -406,17 +465,17 @@ class _Guess:
             raise DataError(f"there is no row in {self.names[0]} to infer the features from")
         return looked
 
-    def target(self, task: Task | None, num_classes: int | None) -> label_guess.Label:
+    def target(self, label: str, task: Task | None, num_classes: int | None) -> label_guess.Label:
         if self.known is None:
             return label_guess.Label("binary")
-        return label_guess.guess(self._profiles[self.label], task=task, num_classes=num_classes)
+        return label_guess.guess(self._profiles[label], task=task, num_classes=num_classes)
 
     def features(self, num_buckets: int | None) -> tuple[dict[str, FeatureSpec], list[dict[str, Any]]]:
         """The inferred features, and rows to display them."""
         if self.known is None:
             message = "is required for TFRecord files, whose records have no schema"
             raise ConfigError([Problem("data.features", message)])
-        proposed = proposals.propose(self._profiles.values(), (self.label, self.weight))
+        proposed = proposals.propose(self._profiles.values(), (*self.labels, self.weight))
         features = proposals.features(proposed, num_buckets)
         if not features:
             message = f"cannot be inferred: {proposals.nothing_left(proposed)}"
@@ -427,7 +486,7 @@ class _Guess:
 
 def _check_columns(
     specs: Mapping[str, ColumnSpec],
-    label: str,
+    labels: Sequence[str],
     weight: str | None,
     known: Sequence[str] | None,
     layout: Layout,
@@ -438,10 +497,11 @@ def _check_columns(
         feature: f"data.features.{spec.weights_of or feature}{'.weights' * bool(spec.weights_of)}"
         for feature, spec in specs.items()
     }
-    columns = {"data.label": label, **{keys[feature]: spec.column for feature, spec in specs.items()}}
+    of_labels = {"data.label" if len(labels) == 1 else f"data.label[{at}]": each for at, each in enumerate(labels)}
+    columns = {**of_labels, **{keys[feature]: spec.column for feature, spec in specs.items()}}
     problems: list[Problem] = []
     if weight is not None:
-        if weight == label:
+        if weight in labels:
             problems.append(Problem(WEIGHT, f"{weight!r} is the label; choose another column"))
         for feature, spec in specs.items():
             if weight in (feature, spec.column):
@@ -456,8 +516,9 @@ def _check_columns(
                 or did_you_mean(column, known)
             )
             problems.append(Problem(key, f"{name} has no column {column!r}.{hint}"))
-        elif key not in ("data.label", WEIGHT) and (label == column or key == keys.get(label)):
-            problems.append(Problem(key, f"{label!r} is the label; choose another column"))
+        elif key not in (*of_labels, WEIGHT):
+            taken = [label for label in labels if label == column or key == keys.get(label)]
+            problems += [Problem(key, f"{label!r} is the label; choose another column") for label in taken]
     if layout.is_text:
         problems += _problems_in_text(specs, layout)
     _raise(*problems)

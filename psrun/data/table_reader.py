@@ -31,6 +31,7 @@ class TableReader:
       specs: how each column of the prepared set is read.
       first: the first training file; `columns`: its columns, which all files have; None where each record has its own.
       label, weight: the columns of these, which are in `specs` too.
+      other_labels: the columns of further labels, which are in `specs` too.
       strict: whether other columns than those of the first file are an error.
       rows: of files that were read before.
     """
@@ -40,12 +41,20 @@ class TableReader:
     first: str
     columns: Sequence[str] | None
     label: str = ""
+    other_labels: tuple[str, ...] = ()
     weight: str | None = None
     strict: bool = True
     rows: Mapping[str, Sequence[Rows]] = field(default_factory=dict)
 
-    def with_target(self, label: str, target: label_guess.Label, weight: str | None) -> TableReader:
-        """A reader that reads the label, and the weight if there is one, too."""
+    def with_targets(self, targets: Mapping[str, label_guess.Label], weight: str | None) -> TableReader:
+        """A reader that reads labels, the first of them as `label`, and the weight if there is one, too."""
+        reader = self
+        for label, target in reversed(list(targets.items())):
+            reader = reader._with_target(label, target, weight)
+        _, *others = targets
+        return replace(reader, other_labels=tuple(others))
+
+    def _with_target(self, label: str, target: label_guess.Label, weight: str | None) -> TableReader:
         specs = dict(self.specs)
         specs[label] = ColumnSpec(
             label,
@@ -64,7 +73,8 @@ class TableReader:
     ) -> tuple[preparation.PreparedSet, RowsToPredict]:
         """All rows of files to predict, which may lack the label and the weight, and have other columns."""
         there = formats.suggestions(names[0], self.layout)
-        dropped = {self.weight} if self.label in there else {self.weight, self.label}
+        labels = {self.label, *self.other_labels}
+        dropped = {self.weight} if labels <= {*there} else {self.weight, *labels}
         specs = {key: spec for key, spec in self.specs.items() if key not in dropped}
         lacking = sorted({spec.column for spec in specs.values()}.difference(there))
         if lacking and self.columns is not None:

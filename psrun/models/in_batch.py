@@ -137,7 +137,7 @@ def check_objective(
         raise ArgumentError(("item", f"is {item!r}, which is no feature with ids; the data has {names}"))
     with tf.init_scope():
         _, label, *_ = next(iter(source.train(batch_size=_CHECKED, seed=tf.constant(0, tf.int64))))
-    if source.task == "multiclass" or not bool(tf.reduce_all(label > 0)):
+    if isinstance(label, Mapping) or source.task == "multiclass" or not bool(tf.reduce_all(label > 0)):
         message = "is softmax, which takes examples of interactions alone, with labels above 0, such as ratings; remove"
         raise ArgumentError(("objective", f"{message} the others, set data.task=regression, or choose labels"))
 

@@ -43,7 +43,7 @@ def matrix_factorization(
         raise ArgumentError(("regularization", f"is {regularization}, must be 0 or more"))
     if user == item:
         raise ArgumentError(("item", f"is {item!r}, as is the user"))
-    if source.task == "multiclass":
+    if source.task not in ("binary", "regression"):
         raise ArgumentError(("", "matrix_factorization takes numbers or clicks; set data.task=regression"))
     in_batch.check_objective(objective, source, item, num_ids, temperature)
     tensors = network_inputs(source, num_ids)

@@ -198,6 +198,9 @@ def head(tensor: tf.Tensor, source: DataSource) -> tf.Tensor:
     A number is the mean of the labels plus a multiple of their deviation, if the source knows them: an optimizer with
     steps of one size, such as Adam, would take long to reach labels of another scale.
     """
+    if several := getattr(source, "label_tasks", None):
+        message = f"the model has one output, but the data has the labels {', '.join(several)}"
+        raise ArgumentError(("", f"{message}; choose model=mmoe, a model of your own, or one label"))
     activation = {"binary": "sigmoid", "multiclass": "softmax", "regression": None}[source.task]
     name = _free_name("prediction", source)
     mean, deviation = label_scale(source)

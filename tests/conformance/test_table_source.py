@@ -15,7 +15,7 @@ from pyarrow import ipc
 from support import flipped, truncated
 from table_files import read, record, table, write, write_records
 
-from psrun.errors import DataError
+from psrun.errors import ConfigError, DataError
 from psrun.models.model import prepared
 from psrun.results.run_folder import RunFolder
 
@@ -137,6 +137,63 @@ def test_labels_become_class_numbers_or_numbers(tmp_path, ending, columns, optio
     found = read(path, features={"x": {}}, **options)
     assert [row["label"] for row in found] == expected
     assert [row["x"] for row in found] == [[each] for each in columns["x"]]
+
+
+def several(path: Path, label: list[str], **options: Any) -> Any:
+    return table(path, label=label, task=None, **options)
+
+
+def test_several_labels_are_a_dict_by_column_each_with_a_task_of_its_own(tmp_path):
+    count = 120
+    columns = {
+        "age": [n % 7 / 2 for n in range(count)],
+        "click": [n % 2 for n in range(count)],
+        "like": ["yes" if n % 3 else "no" for n in range(count)],
+        "seconds": [n / 4 for n in range(count)],
+        "w": [n % 4 for n in range(count)],
+    }
+    path = write(tmp_path / "rows.csv", columns)
+    labels = ["click", "like", "seconds"]
+    source = several(path, labels, weight="w")
+    assert (source.task, list(source.features)) == (None, ["age"])
+    assert source.label_tasks == {"click": "binary", "like": "binary", "seconds": "regression"}
+    ((_, label, weight),) = source.train(batch_size=count, seed=tf.constant(1, tf.int64)).take(1)
+    assert {name: values.shape for name, values in label.items()} == dict.fromkeys(labels, (count, 1))
+    of_seconds = {second: place for place, second in enumerate(columns["seconds"])}
+    order = [of_seconds[second] for second in label["seconds"].numpy()[:, 0].tolist()]
+    assert label["click"].numpy()[:, 0].tolist() == [columns["click"][place] for place in order]
+    assert label["like"].numpy()[:, 0].tolist() == [columns["like"][place] == "yes" for place in order]
+    assert weight.numpy().tolist() == [columns["w"][place] for place in order]
+    scale = source.label_scales["seconds"]
+    assert scale == pytest.approx({"mean": np.mean(columns["seconds"]), "deviation": np.std(columns["seconds"])})
+
+    later = write(tmp_path / "later.csv", {**columns, "like": ["no"] * count, "seconds": [1000.0] * count})
+    resumed = several(later, labels, weight="w", recorded=source.facts)
+    assert (resumed.label_tasks, resumed.label_scales) == (source.label_tasks, source.label_scales)
+    unlabeled = write(tmp_path / "new.csv", {"age": columns["age"]})
+    predicted = several(path, labels, weight="w", eval_path=str(unlabeled), recorded=source.facts, predicting=True)
+    ((_, label),) = predicted.evaluation(batch_size=count)
+    assert {name: float(tf.reduce_sum(values)) for name, values in label.items()} == dict.fromkeys(labels, 0.0)
+    assert not predicted.rows_to_predict.labeled
+
+
+@pytest.mark.parametrize(
+    ("label", "options", "message"),
+    [
+        (["click", "click"], {}, "several different ones"),
+        ([], {}, "several different ones"),
+        (["click", "user"], {}, "'user', which has 5 classes"),
+        (["click", "clck"], {}, r"data\.label\[1\]: .* Did you mean 'click'"),
+        (["click", "like"], {"task": "binary"}, "data.task: is inferred"),
+        (["click", "like"], {"weight": "like"}, "'like' is the label"),
+        (["click", "like"], {"features": {"like": {"dtype": "string"}}}, "'like' is the label"),
+    ],
+)
+def test_labels_that_cannot_be_several(tmp_path, label, options, message):
+    columns = {"user": [f"u{n % 5}" for n in range(60)], "click": [n % 2 for n in range(60)]}
+    path = write(tmp_path / "rows.csv", {**columns, "like": ["yes", "no"] * 30})
+    with pytest.raises(ConfigError, match=message):
+        table(path, label=label, **{"task": None, **options})
 
 
 def test_other_labels_than_those_of_the_vocabulary_are_malformed_rows(tmp_path):

@@ -13,6 +13,7 @@ from psrun.data.source import ArraySource, Feature
 from psrun.models.dcn import dcn
 from psrun.models.deepfm import deepfm
 from psrun.models.matrix_factorization import matrix_factorization
+from psrun.models.mmoe import mmoe
 from psrun.models.model import ArgumentError, Model
 from psrun.models.sasrec import Newest, sasrec
 
@@ -117,6 +118,35 @@ def test_matrix_factorization_is_a_product_and_biases(task):
     assert (towers["query"] * towers["item"]).sum(1) == pytest.approx(without_user, abs=1e-5)
 
 
+def test_mmoe_mixes_the_experts_of_all_labels_by_the_gate_of_each():
+    source = Examples()
+    source.task, source.label_tasks = None, {"click": "binary", "seconds": "regression"}
+    source.label_scales = {"seconds": {"mean": 5.0, "deviation": 2.0}}
+    model = mmoe(source, embedding_dim=3, experts=2, expert_units=[4], tower_units=[3], stack=False)
+    rng = np.random.default_rng(1)
+    for variable in model.network.trainable_variables:
+        variable.assign(rng.normal(scale=0.5, size=variable.shape))
+    features, _ = next(iter(source.evaluation(batch_size=SIZE)))
+    inputs = model.preprocessed(features)
+    predictions = {name: each.numpy()[:, 0] for name, each in model.network(inputs).items()}
+    values = {variable.name.partition(":")[0]: variable.numpy() for variable in model.network.variables}
+    arrays = {name: each.numpy() for name, each in inputs.items()}
+    shared = np.concatenate([*rows(model, arrays, "rows"), arrays["price"]], 1)
+    experts = np.stack([np.maximum(dense(shared, values, name), 0) for name in ("dense", "dense_1")], 1)
+    for name, tower in (("click", "dense_2"), ("seconds", "dense_3")):
+        gate = np.exp(dense(shared, values, f"{name}_gate"))
+        mixed = (experts * (gate / gate.sum(1, keepdims=True))[:, :, np.newaxis]).sum(1)
+        top = np.maximum(dense(mixed, values, tower), 0)
+        if name == "click":
+            expected = sigmoid(dense(top, values, "click"))
+        else:
+            expected = 2 * dense(top, values, "seconds_standardized") + 5
+        assert predictions[name] == pytest.approx(expected[:, 0], abs=1e-5)
+    label = np.full((SIZE, 1), 9.0, np.float32)
+    loss = model.loss["seconds"](label, predictions["seconds"][:, np.newaxis])
+    assert float(loss) == pytest.approx(((predictions["seconds"] - 9) ** 2).mean() / 4, rel=1e-5)
+
+
 def encoded(history: list[int], table: np.ndarray, layer: Newest) -> np.ndarray:
     """The newest item of a history, oldest first, one vector after another."""
     values = {variable.name.partition("/")[2].partition(":")[0]: variable.numpy() for variable in layer.variables}
@@ -175,6 +205,7 @@ def test_sasrec_scores_the_item_by_its_row_of_the_table_of_histories():
 @pytest.mark.parametrize(
     ("make", "argument"),
     [
+        (lambda: mmoe(Examples()), ""),
         (lambda: dcn(Examples(), cross_layers=0), "cross_layers"),
         (lambda: dcn(Examples(), structure="beside"), "structure"),
         (lambda: dcn(Examples(), rank=0), "rank"),
