@@ -73,9 +73,11 @@ def test_attention_and_a_recurrent_layer_train_as_their_twins(train):
     twin, _ = train(*SEQUENCES, *model("reading", library="tf_keras"), "cluster=none", num_workers=1)
     assert result["metrics"] == pytest.approx(twin["metrics"], rel=1e-5)
     compiled, _ = train(*SEQUENCES, *model("compiled"), *SHARDS, num_workers=1)
-    same = {"loss": "loss", "accuracy": "accuracy", "area": "auc", "val_area": "val_auc"}
-    assert {one: compiled["metrics"][one] for one in same} == {
-        one: pytest.approx(result["metrics"][other], rel=1e-5) for one, other in same.items()
+    same = {"loss": "loss", "accuracy": "accuracy"}
+    area = {"area": "auc", "val_area": "val_auc"}  # Keras' has 200 thresholds
+    assert {one: compiled["metrics"][one] for one in (same | area)} == {
+        **{one: pytest.approx(result["metrics"][other], rel=1e-5) for one, other in same.items()},
+        **{one: pytest.approx(result["metrics"][other], abs=5e-3) for one, other in area.items()},
     }
 
 
