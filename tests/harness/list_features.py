@@ -101,8 +101,9 @@ class _Ids(tf_keras.layers.Layer):
 def sums(source: Any, initial: Any = "glorot_uniform") -> tf_keras.Model:
     """A linear model on sums of the values of a list and its weights, and on other numbers."""
     tensors = inputs(dict(source.features))
-    held = tf.concat([_Ids()(tensors["history"], tensors["history_weights"]), tensors["x"]], 1)
-    return tf_keras.Model(tensors, tf_keras.layers.Dense(1, kernel_initializer=initial)(held))
+    held = [_Ids()(tensors["history"], tensors["history_weights"])]
+    held += [tensors[name] for name in ("x",) if name in tensors]
+    return tf_keras.Model(tensors, tf_keras.layers.Dense(1, kernel_initializer=initial)(tf.concat(held, 1)))
 
 
 def started(source: Any) -> tf_keras.Model:

@@ -141,7 +141,8 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 
 def test_a_checkpoint_is_evaluated_on_a_cluster_that_somebody_else_starts(tasks, trained):
-    resumed = [f"resume='{trained}'", "mode=evaluate", "evaluation=exact", "data.num_eval_examples=1000"]
+    resumed = [f"resume='{trained}'", "mode=evaluate", "evaluation=exact", "evaluation.user=user",
+               "data.num_eval_examples=1000"]  # fmt: skip
     servers = [tasks(name, *resumed, PYTHONPATH=TESTS) for name in ("ps-0", "worker-0", "worker-1")]
     chief = tasks("chief-0", *resumed, PYTHONPATH=TESTS)
     assert chief.end() == 0, chief.stderr
