@@ -60,6 +60,10 @@ class PairScores:
             return top_of_products(self._query[users], self._item, k, excluded)
         return _top(tf.constant(self.of_all_items(users)), k, excluded)
 
+    def vectors_of(self, users: np.ndarray) -> np.ndarray:
+        """(n, dim) of a model with towers."""
+        return self._query[users]
+
     def of_all_items(self, users: np.ndarray) -> np.ndarray:
         """(users, items)."""
         if self._towers is not None:
