@@ -105,7 +105,6 @@ class Losing:
         self._execute(cluster_coordinator.Closure(function, cancellation, arguments), worker)
 
     def _lose(self) -> None:
-        tf.experimental.async_clear_error()
         raise tf.errors.DeadlineExceededError(None, None, "lost")
 
 
