@@ -26,6 +26,7 @@ from psrun.data.source import (
     trains_by_number,
 )
 from psrun.errors import ConfigError, Problem
+from psrun.metrics.ranking import RankingMetric
 from psrun.models.model import Model
 from psrun.program import class_weights, evaluation_keys, list_inputs, lookups, objective
 from psrun.program.evaluation_sizes import eval_batch_size
@@ -77,13 +78,16 @@ class Program:
         """Names of the metrics that the network was compiled with."""
         return [metric.name for metric in self.network.compiled_metrics.metrics if not isinstance(metric, ExamplesSeen)]
 
+    @functools.cached_property
+    def ranking_metrics(self) -> dict[str, list[RankingMetric]]:
+        """The metrics of lists, which only evaluations have, by output: made once, with the variables of others."""
+        return objective.ranking_metrics_of(self.model)
+
     @property
     def ranking_metric_names(self) -> list[str]:
-        """Names of the metrics of lists, which only evaluations have."""
+        """Names of the metrics of lists."""
         return [
-            objective.name_in(output, metric)
-            for output, metrics in objective.ranking_metrics_of(self.model).items()
-            for metric in metrics
+            objective.name_in(output, metric) for output, metrics in self.ranking_metrics.items() for metric in metrics
         ]
 
     @property
@@ -183,7 +187,7 @@ class Program:
     @functools.cached_property
     def evaluation_keys(self) -> evaluation_keys.EvaluationKeys | None:
         """By what metrics group the evaluation examples; None if none does. Raises ConfigError."""
-        return evaluation_keys.make(self.config, self.model, self.source.features)
+        return evaluation_keys.make(self.config, self.ranking_metrics, self.source.features)
 
     @functools.cached_property
     def batch_spec(self) -> Any:

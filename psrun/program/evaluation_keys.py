@@ -11,8 +11,7 @@ from psrun.config.run_config import RunConfig
 from psrun.config.schema import did_you_mean
 from psrun.data.source import Feature
 from psrun.errors import ConfigError, Problem
-from psrun.models.model import Model
-from psrun.program import objective
+from psrun.metrics.ranking import RankingMetric
 
 USER = "evaluation.user"
 ITEM = "evaluation.item"
@@ -53,14 +52,16 @@ class EvaluationKeys:
         return keys
 
 
-def make(run: RunConfig, model: Model, features: Mapping[str, Feature]) -> EvaluationKeys | None:
+def make(
+    run: RunConfig, by_output: Mapping[str, list[RankingMetric]], features: Mapping[str, Feature]
+) -> EvaluationKeys | None:
     """The keys that the metrics of a run need; None if they need none.
 
     Raises:
       ConfigError: a metric of lists has no users, or the data lacks a feature.
     """
     evaluation = run.evaluation
-    of_lists = [metric.name for metrics in objective.ranking_metrics_of(model).values() for metric in metrics]
+    of_lists = [metric.name for metrics in by_output.values() for metric in metrics]
     if evaluation.candidates is not None or (not of_lists and not evaluation.by):
         return None
     if of_lists and evaluation.user is None:

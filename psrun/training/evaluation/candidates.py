@@ -23,8 +23,8 @@ class CandidateRanking:
     """The metrics of lists in which each user's relevant evaluation items are ranked among candidates.
 
     With all items as candidates, the list of a user has all items but those of his training examples, unless these are
-    relevant. With drawn negatives, each relevant item has a list of its own, with as many other items that the user has
-    in no example: drawn by the seed of the run, and so the same for every model.
+    relevant. With drawn negatives, each relevant item has a list of its own. The other items of the list are in none of
+    the user's examples. The seed of the run draws them, so that they are the same for every model.
 
     Raises:
       ConfigError: the data lacks a feature, or a list is longer than there are items.

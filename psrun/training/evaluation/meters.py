@@ -133,7 +133,7 @@ class Meters:
         self._kept = kept_examples(program)
         self._candidates: CandidateRanking | None = None
         if program.config.evaluation.candidates is not None:
-            self._candidates = CandidateRanking(program, objective.ranking_metrics_of(program.model)[""])
+            self._candidates = CandidateRanking(program, program.ranking_metrics[""])
         self._outside: tf_keras.metrics.Sum | None = None
         if program.may_be_logits:
             self._outside = tf_keras.metrics.Sum(name="outside", dtype=tf.int64)
@@ -214,7 +214,7 @@ class Meters:
             kept[""] = self._candidates.result(progress)
         of_lists = {
             objective.name_in(output, metric): kept[output]["metrics"][metric.name]
-            for output, metrics in objective.ranking_metrics_of(self._program.model).items()
+            for output, metrics in self._program.ranking_metrics.items()
             for metric in metrics
         }
         return Evaluation(mode, step, int(self._seen.result()), {**self.values(), **of_lists}, kept)
@@ -233,7 +233,7 @@ def kept_examples(program: Program) -> dict[str, KeptExamples]:
     """
     if program.evaluation_keys is None:
         return {}
-    of_lists = objective.ranking_metrics_of(program.model)
+    of_lists = program.ranking_metrics
     if program.config.evaluation.candidates is not None:
         if list(of_lists) != [""]:
             message = "requires metrics of lists, of a model with one output"
