@@ -38,6 +38,7 @@ from psrun.tf_internals import (
 from psrun.tf_internals.closure_queue import ClosureQueue
 from psrun.tf_internals.lost_workers import FailureHandler
 from psrun.tf_internals.required import require
+from psrun.tf_internals.variables import takes_scattered
 
 pytestmark = pytest.mark.tensorflow
 inprocess = pytest.mark.inprocess
@@ -488,6 +489,21 @@ def test_texts_of_errors_are_those_of_this_tensorflow():
     assert messages.gave_up_for(f"Start cancelling closures due to error {error!r}: the first") == "the first"
     assert messages.gave_up_for("something else") is None
     assert logging.getLogger(messages.LOGGER) is tf.get_logger()
+
+
+def test_elements_are_added_to_plain_variables_and_not_to_those_of_replicas():
+    options = {
+        "trainable": False,
+        "synchronization": tf.VariableSynchronization.ON_READ,
+        "aggregation": tf.VariableAggregation.SUM,
+    }
+    plain = tf.Variable([[0.0, 0.0]], **options)
+    assert takes_scattered(plain)
+    plain.scatter_nd_add([[0, 1], [0, 1]], [1.0, 2.0])
+    assert plain.numpy().tolist() == [[0, 3]]
+    with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+        mirrored = tf.Variable([[0.0, 0.0]], **options)
+    assert not takes_scattered(mirrored)
 
 
 def test_the_errors_of_lost_tasks_and_cancelled_steps_are_reported_apart():
