@@ -56,6 +56,8 @@ def run(started_s: float) -> ExitCode:
     if arguments_of_a_run.are_of_a_sweep(arguments):
         # Imported here, as no other command needs the modules of sweeps: a sixth of its imports.
         return importlib.import_module("psrun.cli.hydra_sweeps").run(arguments)
+    if any(key_of(each) == "sweep.search" for each in arguments):
+        raise ConfigError([Problem("sweep.search", "searches by many runs; add -m")])
     folder = folder_of(arguments)
     started_in = None if folder is None else recorded_config.started_in(folder)
     undo = None if folder is None else RunFolder(folder).snapshot(HYDRA)
@@ -225,6 +227,8 @@ def _job(own: DictConfig, subdir: str | None, started_s: float) -> ExitCode:
             _write_hydra(folder / subdir, own, subdir)
         except OSError as error:
             raise cannot_be_made(folder, error) from error
+    if plain.get("resume"):
+        RunFolder(folder).pause_after(None)  # whoever resumes a job of a search wants the rest of its epochs
     overrides = [override for override in settings.overrides.task if key_of(override) != "resume"]
     # Keep a folder that the user named, whatever it holds.
     has_folder = any(key_of(override) == "hydra.run.dir" for override in settings.overrides.hydra)

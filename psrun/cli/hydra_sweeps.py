@@ -11,7 +11,6 @@ import atexit
 import contextlib
 import importlib
 import itertools
-import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -30,13 +29,16 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from psrun import process
 from psrun.cli.hydra_context import hydra_context
+from psrun.cli.hydra_search import SearchLoop, Space
 from psrun.config import arguments as arguments_of_a_run
 from psrun.config import compose, overrides
 from psrun.config.arguments import folder_of, key_of, quoted
 from psrun.config.compose import Composer
+from psrun.config.run_config import SweepKeys
 from psrun.errors import ConfigError, ExitCode, Problem, PsrunError, SweepError
 from psrun.launch.sweeps import jobs
 from psrun.launch.sweeps.runner import Proposal, SweepRunner, SweepSignal
+from psrun.results.run_folder import RunFolder
 from psrun.results.sweep import Sweep
 
 _PLUGINS = str(Path(__file__).parent / "plugins")
@@ -71,10 +73,9 @@ def run(arguments: list[str]) -> ExitCode:
         running.abandon()
         raise ConfigError(str(error)) from error
     except ValueError as error:
-        if not running.has_begun:  # options of Hydra's that cannot go together
-            raise ConfigError(str(error)) from error
-        if not running.is_fruitless():  # Optuna has no best trial where none was completed
+        if running.has_begun:
             raise
+        raise ConfigError(str(error)) from error  # options of Hydra's that cannot go together
     finally:
         running.close()
         _end_workers()
@@ -91,17 +92,21 @@ def _sweep(arguments: list[str], running: SweepRunner) -> None:
     HydraConfig.instance().set_config(config)
     OmegaConf.set_readonly(config.hydra, False)
     configure_log(config.hydra.hydra_logging, config.hydra.verbose)
-    _begin(running, config)
+    keys = _begin(running, config)
     SweepLauncher.sweep = (running, composer, OmegaConf.to_container(config.hydra.launcher, resolve=False))
     config.hydra.launcher = {"_target_": _registered_launcher()}
     context = hydra_context(config, composer.loader)
+    given: Any = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)
     context.callbacks.on_multirun_start(config=config, config_name="config")
     try:
+        if keys.search is not None:
+            launcher = SweepLauncher()
+            launcher.setup(hydra_context=context, task_function=job, config=config)
+            launcher.search(given, keys)
+            return
         sweeper = Plugins.instance().instantiate_sweeper(hydra_context=context, task_function=job, config=config)
         # Sweepers compose each job to see whether it is valid; psrun's launcher does so before any job starts.
         sweeper.validate_batch_is_legal = lambda batch: None  # type: ignore[method-assign]
-        logging.getLogger("optuna").setLevel(logging.WARNING)  # the sweeper sets the level when it is created
-        given: Any = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)
         sweeper.sweep(arguments=given)
     finally:
         context.callbacks.on_multirun_end(config=config, config_name="config")
@@ -165,49 +170,27 @@ def job(composed: DictConfig) -> float | None:
     return jobs.run(folder, sweep, elsewhere=True)
 
 
-def _begin(running: SweepRunner, config: DictConfig) -> None:
-    """Creates the sweep folder and configures a search sweeper by the keys of `sweep`."""
+def _begin(running: SweepRunner, config: DictConfig) -> SweepKeys:
+    """Creates the sweep folder; returns the keys of `sweep`.
+
+    Raises:
+      ConfigError: another sweeper than Hydra's basic one is chosen.
+    """
+    if not _is_basic(config.hydra.sweeper):
+        message = "psrun has its own search, which can pause and resume jobs: sweep.search=tpe sweep.num_trials=20"
+        raise ConfigError([Problem("hydra/sweeper", message)])
     folder = Path(str(config.hydra.sweep.dir)).absolute()
     with read_write(config), open_dict(config):
         config.hydra.sweep.dir = str(folder)
         # Jobs are composed again, possibly in other processes, with another time and working directory.
         config.hydra.overrides.hydra.append(f"hydra.sweep.dir={quoted(folder)}")
-    search = not _is_basic(config.hydra.sweeper)
     keys: Any = OmegaConf.to_container(config.sweep)
-    running.begin(folder, search=search, keys=keys)
-    if search:
-        given_keys = {key_of(override) for override in config.hydra.overrides.hydra}
-        with read_write(config), open_dict(config):
-            running.add(_settle(config.hydra.sweeper, given_keys, keys["mode"]))
+    return running.begin(folder, keys=keys)
 
 
 def _is_basic(plugin: DictConfig) -> bool:
     """Whether a sweeper or a launcher is Hydra's own, whatever its choice is called."""
     return str(plugin["_target_"]).rpartition(".")[2] in ("BasicSweeper", "BasicLauncher")
-
-
-def _settle(sweeper: DictConfig, given_keys: set[str], mode: str | None) -> list[str]:
-    """Makes a search tolerate failed trials and resumable; returns the arguments that a resumed search needs.
-
-    Raises:
-      ConfigError: the direction contradicts `sweep.mode`.
-    """
-    added = []
-    if "max_failure_rate" in sweeper and "hydra.sweeper.max_failure_rate" not in given_keys:
-        sweeper.max_failure_rate = 1.0
-    if "direction" in sweeper and mode is not None:
-        direction = {"max": "maximize", "min": "minimize"}[mode]
-        configured = str(getattr(sweeper.direction, "name", sweeper.direction))
-        if "hydra.sweeper.direction" in given_keys and configured != direction:
-            raise ConfigError(
-                [Problem("hydra.sweeper.direction", f"is {configured}, but sweep.mode is {mode}; remove it")]
-            )
-        sweeper.direction = direction
-    if OmegaConf.select(sweeper, "sampler") is not None and "seed" in sweeper.sampler and sweeper.sampler.seed is None:
-        # A fixed seed makes proposals reproducible, so that a resumed search can replay the completed trials.
-        sweeper.sampler.seed = int.from_bytes(os.urandom(3), "big")
-        added.append(f"hydra.sweeper.sampler.seed={sweeper.sampler.seed}")
-    return added
 
 
 class SweepLauncher(Launcher):
@@ -246,6 +229,38 @@ class SweepLauncher(Launcher):
             returns = self._inner.launch(job_overrides, initial_job_idx)
         self._running.look()
         return returns
+
+    def search(self, arguments: Sequence[str], keys: SweepKeys) -> None:
+        """Runs the jobs that a search proposes.
+
+        Raises:
+          ConfigError: its space or a value is wrong, or Optuna is not installed; lists all problems.
+        """
+        assert keys.search is not None
+        space = Space.of(arguments, keys.search, self._composer.loader)
+        values = compose.values(self._composer.compose(space.example))
+        problems = compose.problems_of_values(values)
+        if self._inner is not None and keys.max_parallel == "auto":
+            message = "is auto, which counts the cores of this machine; with a launcher of Hydra, set it to a number"
+            problems.append(Problem("sweep.max_parallel", message))
+        if problems:
+            raise ConfigError(problems)
+        epochs = values["trainer"]["epochs"] if keys.halving.factor is not None else None
+        SearchLoop(self._running, self, space, keys, epochs=epochs, seed=values["seed"]).run()
+
+    def check(self, jobs: Sequence[tuple[int, Sequence[str]]]) -> None:
+        self._running.prepare([self._proposed(self._composed(number, given), given) for number, given in jobs])
+
+    def start(self, number: int, given: Sequence[str], *, pause_epoch: int | None, pool: ThreadPoolExecutor) -> Future:
+        composed = self._composed(number, given)
+        self._running.prepare([self._proposed(composed, given)])
+        folder = self._running.sweep.folder(self._running.sweep.jobs[number])
+        RunFolder(folder).pause_after(pause_epoch)
+        if self._inner is not None:
+            return pool.submit(self._inner.launch, [given], number)
+        self._running.start_fork_server()
+        self._in_folder(composed, lambda folder: None)  # Hydra writes its files there
+        return pool.submit(self._running.run, folder)
 
     def _at_once(self, composed: Sequence[DictConfig]) -> list[JobReturn]:
         running = self._running

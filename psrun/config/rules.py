@@ -29,6 +29,7 @@ def problems(config: RunConfig) -> list[Problem]:
         _of_the_sidecar,
         _of_lists,
         _of_what_follows,
+        _of_a_search,
         _of_monitors,
         _of_restoring,
         _of_predictions,
@@ -230,6 +231,42 @@ def _of_what_follows(config: RunConfig) -> Iterator[Problem]:
         yield Problem("sweep.mode", "is required with sweep.metric; set it to max or min")
     if sweep.mode is not None and sweep.metric is None:
         yield Problem("sweep.metric", "is required with sweep.mode; set it to a metric")
+
+
+def _of_a_search(config: RunConfig) -> Iterator[Problem]:
+    """Problems of a search over configurations, of which the run is a job."""
+    sweep = config.sweep
+    if sweep.search is None:
+        found = {
+            "sweep.num_trials": (sweep.num_trials, "set sweep.search=tpe or random"),
+            "sweep.halving.factor": (sweep.halving.factor, "for all combinations, set sweep.search=grid"),
+        }
+        yield from (Problem(key, f"requires a search; {what}") for key, (value, what) in found.items() if value)
+        return
+    if sweep.metric is None:
+        yield Problem("sweep.metric", "a search requires an objective: sweep.metric=val_auc sweep.mode=max")
+    if sweep.search == "grid" and sweep.num_trials is not None:
+        yield Problem("sweep.num_trials", "is not used with sweep.search=grid, which tries all; remove it")
+    if sweep.search != "grid" and sweep.num_trials is None:
+        yield Problem("sweep.num_trials", f"is required with sweep.search={sweep.search}: the configurations to try")
+    if config.mode != "train":
+        yield Problem("mode", f"is {config.mode}, but a search trains; leave out sweep.search")
+    if sweep.halving.factor is not None:
+        yield from _of_halving(config)
+
+
+def _of_halving(config: RunConfig) -> Iterator[Problem]:
+    """Problems of jobs that pause."""
+    metric = str(config.sweep.metric)
+    if not config.checkpoint.are_taken:
+        message = "is 'none', but sweep.halving continues jobs from a checkpoint; choose checkpoint=epoch"
+        yield Problem("checkpoint", message)
+    if not isinstance(config.trainer.epochs, int):
+        message = "is auto, but sweep.halving pauses jobs after a share of their epochs; set a number"
+        yield Problem("trainer.epochs", message)
+    if config.evaluation.runs_on is None and metric.startswith("val_"):
+        message = f"is {config.evaluation.kind}, which gives no {metric}; choose direct or exact"
+        yield Problem("evaluation", message)
 
 
 def _of_monitors(config: RunConfig) -> Iterator[Problem]:

@@ -154,6 +154,19 @@ class LowerLearningRate(EarlyStopping):
 
 
 @dataclass(frozen=True)
+class Halving:
+    """Stops the losing configurations of a search early.
+
+    Attributes:
+      factor: one of so many configurations goes on after a rung; None disables it.
+      min_epochs: the fewest epochs of a configuration.
+    """
+
+    factor: int | None = at_least(2, default=None)
+    min_epochs: int = at_least(1, default=1)
+
+
+@dataclass(frozen=True)
 class SweepKeys:
     """How to run and compare the jobs of a sweep; single runs ignore it.
 
@@ -161,11 +174,16 @@ class SweepKeys:
       max_parallel: the number of concurrent jobs; 'auto' depends on the cores and the memory of the machine.
       metric: the metric in run.json that ranks jobs; None for val_loss or, without evaluation, loss.
       mode: whether greater ('max') or smaller ('min') is better; None without a metric.
+      search: the method that proposes configurations; None: all combinations, one job each.
+      num_trials: the number of configurations that a search tries; None with a grid.
     """
 
     metric: str | None
     mode: str | None = one_of("max", "min", None)
     max_parallel: int | str = at_least(1, or_else="auto")
+    search: str | None = one_of("tpe", "random", "grid", "cmaes", None, default=None)
+    num_trials: int | None = at_least(1, default=None)
+    halving: Halving = field(default_factory=Halving)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,9 @@ _FLOAT = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?e[-+]?[0-9]+")
 _LOCK_TIMEOUT_S = 1.0
 _RESERVE, _RESERVE_BYTES = ".reserve", 64 * 1024
 OVER = ("completed", "failed", "interrupted")  # the final values of `status`
+PAUSED, PRUNED = "paused", "pruned"  # the states of an interrupted run in a search
 CONFIG, RESULT, END_EARLY = "config.yaml", "run.json", "end-early"
+_PAUSE = "pause-after"
 HYDRA = (".hydra/config.yaml", ".hydra/hydra.yaml", ".hydra/overrides.yaml")  # the composed configuration, its sources
 
 
@@ -172,6 +174,27 @@ class RunFolder(Journal):
         with writing_to(self.path):
             files.write_atomic(self.path / END_EARLY, reason + "\n")
 
+    @property
+    def pause_epoch(self) -> int | None:
+        """The epoch after which the training pauses, as a search wants it; None: it does not."""
+        try:
+            return int((self.path / _PAUSE).read_text(encoding="ascii"))
+        except (OSError, ValueError):
+            return None
+
+    def pause_after(self, epoch: int | None) -> None:
+        """Requests a pause after this epoch; None: none. Raises RunFolderError."""
+        with writing_to(self.path):
+            if epoch is None:
+                (self.path / _PAUSE).unlink(missing_ok=True)
+            else:
+                files.write_atomic(self.path / _PAUSE, f"{epoch}\n")
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the training ended to pause."""
+        return reading.mapping(self.stored().get("search")).get("state") == PAUSED
+
     def log(self, task: str) -> Path:
         """The log file of a task, such as 'chief-0'."""
         return self.path / "logs" / f"{task}.log"
@@ -253,7 +276,7 @@ def cannot_be_made(folder: Path, error: OSError) -> PsrunError:
 def is_over(result: Mapping[str, Any]) -> bool:
     """Whether, by run.json, the run has ended and its chief must not restart."""
     code = result.get("exit_code")
-    return result.get("status") == "completed" or (code is not None and 0 < code < 128)
+    return result.get("status") == "completed" or (code is not None and 0 <= code < 128)
 
 
 def flat(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

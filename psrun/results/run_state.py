@@ -100,8 +100,11 @@ class RunState:
 
     @property
     def outcome(self) -> str:
-        """The status; 'gone' if the run has ended without recording one."""
-        return "gone" if self.gone else self.status
+        """The status; 'gone' if the run has ended without recording one; 'paused' or 'pruned' if a search ended it."""
+        if self.gone:
+            return "gone"
+        state = reading.mapping(self.result.get("search")).get("state")
+        return str(state) if state and self.status == "interrupted" else self.status
 
     @property
     def doing(self) -> str:

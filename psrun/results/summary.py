@@ -44,7 +44,8 @@ def _under(key: str) -> Change:
 def _begun(state: State, event: Event) -> State:
     """A process begins or resumes the run; without overrides it keeps the recorded ones."""
     overrides = event.data["overrides"] or state.get("overrides", [])
-    return {"status": "running", "exit_code": None, "error": None, **event.data, "overrides": overrides}
+    goes_on = {"search": None} if state.get("search") else {}
+    return {"status": "running", "exit_code": None, "error": None, **goes_on, **event.data, "overrides": overrides}
 
 
 def _data(state: State, event: Event) -> State:
@@ -138,6 +139,7 @@ CHANGES: dict[str, Change] = {
     "placement": _placement,
     "plan": _given,
     "packing": _under("steps_per_execution"),
+    "search": _under("search"),
     # Results.
     "epoch": _epoch,
     "visitation": _visitation,

@@ -23,7 +23,7 @@ from psrun import files
 from psrun.errors import ConfigError, Problem, PsrunError, SweepError
 from psrun.results import reading, run_state
 from psrun.results.events import Progress
-from psrun.results.run_folder import OVER, RESULT, RunFolder
+from psrun.results.run_folder import OVER, PAUSED, PRUNED, RESULT, RunFolder
 
 RECORD = "sweep.json"
 DEFAULT_METRICS = ("val_loss", "loss")  # that rank the jobs if none is named
@@ -32,7 +32,8 @@ END, KILL = "end", "kill"
 BETWEEN_JOBS_S = 15.0  # without sweep.json, another job may start within this time
 _HOLD_WITHIN_S = 1.0
 _LOWER_IS_BETTER = ("loss", "error", "crossentropy", "mae", "mse", "mape", "msle", "_s")  # page.js has the same list
-_RECORDED = ("number", "overrides", "folder", "status", "metric", "wall_s", "exit_code", "error")
+_RECORDED = ("number", "overrides", "folder", "status", "metric", "wall_s", "exit_code", "error", "rungs")
+_ENDED = (*OVER, PAUSED, PRUNED, "gone", run_state.UNKNOWN)
 
 
 @dataclass(frozen=True)
@@ -42,9 +43,11 @@ class Job:
     Attributes:
       number: None without sweep.json.
       folder: its run folder, relative to the sweep folder.
-      status: waiting, starting, as in run.json, gone (it ended without recording a status), or unknown.
+      status: waiting, starting, as in run.json, paused or pruned by the search, gone (it ended without recording a
+        status), or unknown.
       metric: the value that ranks it; None before it has completed.
       error: its first line.
+      rungs: of a search with halving: the metric at each epoch after which it paused.
       doing: the phase that its chief reports, such as 'training'; else the status.
       apart: the overrides that not all jobs have.
       progress: of the training; None while nothing is known.
@@ -60,6 +63,7 @@ class Job:
     wall_s: float | None = None
     exit_code: int | None = None
     error: str | None = None
+    rungs: Mapping[str, float] = field(default_factory=dict)
     doing: str = "waiting"
     apart: str = ""
     progress: Progress | None = None
@@ -68,7 +72,7 @@ class Job:
 
     @property
     def is_over(self) -> bool:
-        return self.status in (*OVER, "gone", run_state.UNKNOWN)
+        return self.status in _ENDED
 
     @property
     def has_started(self) -> bool:
@@ -93,9 +97,14 @@ class SweepState:
 
     @property
     def best(self) -> Job | None:
-        """The best job that has not failed; it may still run. None if no job has the metric."""
+        """The best job that has not failed; it may still run. None if no job has the metric.
+
+        Paused and pruned jobs were trained for fewer epochs, and count only while there are no others.
+        """
         name = self.metric or ""
         ranked = [job for job in self.jobs if name in job.metrics and job.status not in ("failed", "gone")]
+        whole = [job for job in ranked if job.status not in (PAUSED, PRUNED)]
+        ranked = whole or ranked
         best = max if self.mode == "max" else min
         return best(ranked, key=lambda job: job.metrics[name], default=None)
 
@@ -127,7 +136,7 @@ class Sweep:
 
     Attributes:
       arguments: of its command line, in Hydra's grammar.
-      search: whether jobs are proposed during the sweep instead of known at its start.
+      search: the method by which jobs are proposed; None if all are known at the start.
       metric, mode: as in `psrun.config.run_config.SweepKeys`; without a metric, the mode is 'min'.
       max_parallel: the number of jobs that run at once.
       host: where it runs, and where `max_parallel` applies.
@@ -137,7 +146,7 @@ class Sweep:
 
     path: Path
     arguments: list[str]
-    search: bool = False
+    search: str | None = None
     metric: str | None = None
     mode: str | None = None
     max_parallel: int = 1
@@ -167,6 +176,7 @@ class Sweep:
                 jobs[entry["number"]] = Job(**{"overrides": [], **values})
         names = ("search", "metric", "mode", "max_parallel", "status")
         values = {name: record[name] for name in names if name in record}
+        values["search"] = values.get("search") or None  # false in earlier versions
         arguments = record.get("arguments") or []
         started_s = reading.number(record.get("started_s")) or 0.0
         return cls(path, arguments, host=record.get("host", ""), started_s=started_s, jobs=jobs, **values)
@@ -219,7 +229,8 @@ class Sweep:
         with self._lock:
             for number, job in jobs.items():
                 if number not in self.jobs or not self.is_done(self.path / job.folder):
-                    self.jobs[number] = job
+                    rungs = self.jobs[number].rungs if number in self.jobs else {}
+                    self.jobs[number] = replace(job, rungs=rungs)
         self.write()
 
     def update(self, jobs: Sequence[Job]) -> list[Job]:
@@ -230,8 +241,8 @@ class Sweep:
                 if job.number is None or job.status == self.jobs[job.number].status:
                     continue
                 metric = self.measured(job.metrics) if job.status == "completed" else None
-                now = replace(job, metric=metric)
-                if job.status not in OVER:  # the run may still change them
+                now = replace(job, metric=metric, rungs=self.jobs[job.number].rungs)
+                if job.status not in (*OVER, PAUSED, PRUNED):  # the run may still change them
                     now = replace(now, wall_s=None, exit_code=None, error=None)
                 self.jobs[job.number] = now
                 changed.append(job)
@@ -254,12 +265,26 @@ class Sweep:
         value = metrics.get(name) if name else None
         return float(value) if value is not None else None
 
+    def reached(self, number: int, epoch: int, value: float) -> None:
+        """Records the metric of a job at the epoch after which it paused. Raises SweepError."""
+        with self._lock:
+            job = self.jobs[number]
+            self.jobs[number] = replace(job, rungs={**job.rungs, str(epoch): value})
+        self.write()
+
     def folder(self, job: Job) -> Path:
         return self.path / job.folder
 
     def is_done(self, folder: Path) -> bool:
         """Whether the job in `folder` must not run again."""
         return RunFolder(folder).stored().get("status") in _final(self.search)
+
+    def value(self, folder: Path) -> float | None:
+        """The value that ranks the job in `folder`; None if it has neither completed nor paused."""
+        run = RunFolder(folder)
+        result = run.stored()
+        has_one = result.get("status") == "completed" or run.is_paused
+        return self.measured(result.get("metrics") or {}) if has_one else None
 
     def discard(self) -> None:
         """Removes the record of a sweep of which nothing has run."""
@@ -393,13 +418,13 @@ class SweepReader:
         """The state of a job, which is `job` before it starts."""
         stamp_s = reading.changed_s(path / RESULT)
         known_s, previous = self._known.get(path, (0.0, job))
-        if known_s == stamp_s and previous.status in OVER and self._counts(previous.status, stamp_s):
+        if known_s == stamp_s and previous.status in (*OVER, PAUSED, PRUNED) and self._counts(previous.status, stamp_s):
             return previous
         is_planned = job.number is not None
         may_start = is_planned or time.time() - reading.changed_s(path) < BETWEEN_JOBS_S
         if stamp_s or not may_start:
             now = run_state.look(path, supervised=self._supervised)
-            if self._counts(now.status, stamp_s):
+            if self._counts(now.outcome, stamp_s):
                 state = _of_run(now, job, previous.metrics)
                 self._known[path] = (stamp_s, state)
                 return state
@@ -411,7 +436,9 @@ class SweepReader:
 
     def _counts(self, status: str, stamp_s: float) -> bool:
         """Whether the sweep keeps this result: it repeats what did not complete before its start or last resume."""
-        return self._sweep is None or status in _final(self._sweep.search) or stamp_s >= self._sweep.started_s
+        if self._sweep is None or status in (*_final(self._sweep.search), PAUSED, PRUNED):
+            return True
+        return stamp_s >= self._sweep.started_s
 
     def _ranked_by(self, jobs: Sequence[Job]) -> tuple[str | None, str]:
         """Metric and mode."""
@@ -425,7 +452,7 @@ class SweepReader:
 
 def _of_run(now: run_state.RunState, job: Job, metrics: Mapping[str, float]) -> Job:
     """The state of a started job. It keeps its earlier `metrics`, since a heartbeat does not have all of them."""
-    status = "gone" if now.gone else "running" if now.status in OVER and not now.ended else now.status
+    status = "running" if now.status in OVER and not now.ended and not now.gone else now.outcome
     exit_code = now.result.get("exit_code")
     return replace(
         job,
@@ -441,7 +468,7 @@ def _of_run(now: run_state.RunState, job: Job, metrics: Mapping[str, float]) -> 
     )
 
 
-def _final(search: bool) -> tuple[str, ...]:
+def _final(search: str | None) -> tuple[str, ...]:
     """The statuses after which a job does not run again: in a search, a failed job would fail once more."""
     return ("completed", "failed") if search else ("completed",)
 

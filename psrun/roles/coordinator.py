@@ -25,7 +25,7 @@ from psrun.program import inventory
 from psrun.program.compiled_model import Program
 from psrun.results import staleness, task_files
 from psrun.results.events import Reporter
-from psrun.results.run_folder import RunFolder, flat, write_config
+from psrun.results.run_folder import PAUSED, RunFolder, flat, write_config
 from psrun.results.trackers import tracker_sinks
 from psrun.roles.chief import Chief
 from psrun.roles.task_context import TaskContext
@@ -119,7 +119,9 @@ def _train(program: Program, trainer: Trainer, hooks: Hooks, chief: Chief, stop:
     try:
         trainer.train(program, run)
         run.end()
-        if program.config.export.at_end and folder.whole is folder:
+        if run.is_paused:
+            folder.record("search", state=PAUSED, epoch=run.epoch.number)
+        elif program.config.export.at_end and folder.whole is folder:
             run.monitor.state = "exporting"
             _export(program, folder, reporter)
     finally:
@@ -132,8 +134,7 @@ def _train(program: Program, trainer: Trainer, hooks: Hooks, chief: Chief, stop:
     last_step = run.monitor.last_step
     stale = staleness.brief(result.get("staleness"))
     own = {"steps": last_step - run.first_step, "seconds": round(time.time() - psutil.Process().create_time(), 3)}
-    ended_early = folder.whole.why_ends_early if run.ends_early else None
-    facts = {"this_process": own, "staleness": stale, "ended_early": ended_early}
+    facts = {"this_process": own, "staleness": stale, "ended_early": run.why_ends_early}
     reporter.emit("end", step=last_step, **facts, **{key: result.get(key) for key in keys})
 
 

@@ -168,7 +168,8 @@ def _execute(raw: Mapping[str, Any], path: Path, overrides: list[str], started_s
         undo(code)
         return code
     if me.owns_folder and code == ExitCode.DONE:
-        folder.record("ended", status="completed", exit_code=code, wall_s=round(time.time() - started_s, 3))
+        status = "interrupted" if folder.is_paused else "completed"
+        folder.record("ended", status=status, exit_code=code, wall_s=round(time.time() - started_s, 3))
     elif code != ExitCode.DONE:  # the chief has recorded the result
         recorded = folder.stored().get("error") or {"message": f"exited with code {int(code)}"}
         _print_error(terminal, recorded["message"], code, folder.path / "logs")

@@ -170,6 +170,7 @@ class TrainingRun:
         self.profiler: StepProfiler | None = None
         self.step_time: StepTime | None = None
         self.epoch = Epoch(self, start.epochs, is_joined=True, is_over=True)
+        self._pause_epoch = folder.whole.pause_epoch  # is written before the process starts
         self._feeds = InputPosition(program, start, self.first_step, self.audit)
         self._join: Callable[[], None] = lambda: None
 
@@ -269,8 +270,23 @@ class TrainingRun:
 
     @property
     def ends_early(self) -> bool:
-        """Whether an evaluation has requested to stop before the next epoch."""
-        return self.lockstep is None and self.folder.whole.ends_early()  # else processes would stop at different steps
+        """Whether the training is to stop before the next epoch: an evaluation has requested it, or it pauses."""
+        # Processes in lockstep would read the request of an evaluation at different steps.
+        return self.is_paused or (self.lockstep is None and self.folder.whole.ends_early())
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the training has reached the epoch after which a search pauses it, before its last one."""
+        if self._pause_epoch is None or not self.epoch.is_over:
+            return False
+        return self._pause_epoch <= self.epoch.number < self.num_epochs
+
+    @property
+    def why_ends_early(self) -> str | None:
+        """Why it ends early, in one line; None if it does not."""
+        if self.is_paused:
+            return f"paused by the search after epoch {self.epoch.number} of {self.num_epochs}"
+        return self.folder.whole.why_ends_early if self.ends_early else None
 
     @property
     def stops(self) -> bool:

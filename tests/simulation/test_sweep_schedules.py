@@ -166,8 +166,9 @@ class Simulation:
         if running.has_nothing_to_do():
             return 0
         schedule = self.schedule
-        keys = {"max_parallel": schedule.max_parallel, "metric": "loss", "mode": "min"}
-        running.begin(self.folder, search=schedule.search, keys=keys)
+        search = "random" if schedule.search else None
+        keys = {"max_parallel": schedule.max_parallel, "metric": "loss", "mode": "min", "search": search}
+        running.begin(self.folder, keys=keys)
         raw = {"mode": "train", "checkpoint": {"kind": schedule.checkpoint}, "resume": None}
         numbers = range(len(schedule.scripts))
         running.prepare([Proposal(number, [], self.folder / str(number), raw, raw) for number in numbers])

@@ -109,7 +109,7 @@ def run(folder: Path, sweep: Sweep, *, elsewhere: bool, start_process: StartProc
       start_process: starts a process of the job.
 
     Returns:
-      The objective; None if the job failed, or did not run because the sweep is stopping.
+      The objective, also of a paused job; None if the job failed, or did not run because the sweep is stopping.
     """
     if not sweep.is_done(folder):
         with _slot(sweep, elsewhere) as has_slot:
@@ -119,8 +119,7 @@ def run(folder: Path, sweep: Sweep, *, elsewhere: bool, start_process: StartProc
                 _run(folder, sweep, elsewhere, start_process)
             except OSError as error:  # such as a full disk; the other jobs continue
                 _record(folder, f"the job could not run: {error}", code=1)
-    result = RunFolder(folder).stored()
-    return sweep.measured(result.get("metrics") or {}) if result.get("status") == "completed" else None
+    return sweep.value(folder)
 
 
 def ignore_interrupts() -> None:

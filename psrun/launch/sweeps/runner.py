@@ -22,7 +22,7 @@ from psrun.errors import ConfigError, ExitCode, Interrupted, Problem, SweepError
 from psrun.launch.child_processes import ForkServer, start_alone
 from psrun.launch.sweeps import jobs
 from psrun.results import recorded_config
-from psrun.results.run_folder import RESULT, RunFolder, write_config
+from psrun.results.run_folder import PRUNED, RESULT, RunFolder, write_config
 from psrun.results.sweep import END, KILL, Job, Sweep, cannot_be_written, distinguishing
 from psrun.results.watch.sweep import SweepMonitor
 
@@ -103,6 +103,7 @@ class SweepRunner:
         self._forks: ForkServer | None = None
         self._forked = set[Path]()  # folders of jobs whose process imports TensorFlow
         self._shown = False
+        self._conclusion = ""
         self.plans = False
 
     # -- start
@@ -118,8 +119,8 @@ class SweepRunner:
         self._print(f"all jobs of the sweep in {before.path} are done; nothing to do")
         return True
 
-    def begin(self, folder: Path, *, search: bool, keys: Mapping[str, Any]) -> None:
-        """Creates the folder of the sweep.
+    def begin(self, folder: Path, *, keys: Mapping[str, Any]) -> SweepKeys:
+        """Creates the folder of the sweep; returns `keys`, of the node `sweep`.
 
         Raises:
           ConfigError: `keys` of the node `sweep` are invalid, or the folder belongs to another sweep.
@@ -127,24 +128,17 @@ class SweepRunner:
         """
         problems: list[Problem] = []
         options = schema.read(SweepKeys, keys, key="sweep", problems=problems)
-        if search and not keys.get("metric"):
-            message = "a search requires an objective: sweep.metric=val_auc sweep.mode=max"
-            problems.append(Problem("sweep.metric", message))
         if problems or options is None:
             raise ConfigError(problems)
         self._limit = options.max_parallel
-        sweep = self._before or Sweep(folder, self._arguments, search, options.metric, options.mode)
+        sweep = self._before or Sweep(folder, self._arguments, options.search, options.metric, options.mode)
         sweep.rank_by(options.metric, options.mode)
         sweep.begin(again=self._before is not None)
         self._sweep = sweep
         process.outlive_stdout(sys.stderr)
         self._monitor = SweepMonitor(sweep, self._console)
         self._signals = SignalHandler(sweep, self._monitor.print)
-
-    def add(self, arguments: list[str]) -> None:
-        """Adds arguments that a resumed sweep needs."""
-        self.sweep.arguments = [*self.sweep.arguments, *arguments]
-        self.sweep.write()
+        return options
 
     @property
     def sweep(self) -> Sweep:
@@ -172,7 +166,7 @@ class SweepRunner:
         remaining = [each for each in proposals if not self._is_done(each)]
         raws = {each.number: self._raw(each) for each in remaining}
         runs = self._checked(remaining, raws)
-        self._forked = {each.folder for each in remaining if each.number in runs and _imports(runs[each.number])}
+        self._forked |= {each.folder for each in remaining if each.number in runs and _imports(runs[each.number])}
         self.plans = bool(remaining) and all(raw["mode"] == "plan" for raw in raws.values())
         if not self._shown:
             auto = jobs.jobs_at_once(list(runs.values()))
@@ -198,7 +192,7 @@ class SweepRunner:
 
         In the main thread: the kernel ends a process with the thread that has started it.
         """
-        if self._forks is None and self._forked and (len(self._forked) > 1 or self.sweep.search):
+        if self._forks is None and self._forked and (len(self._forked) > 1 or self.sweep.search is not None):
             self._forks = ForkServer(self.sweep.path / "fork-server.log")
         if self._forks is not None:
             self._forks.begin()
@@ -229,7 +223,7 @@ class SweepRunner:
         """Reads and shows the state of the jobs. Raises ConfigError if a search would run without its objective."""
         self._signals.raise_again()
         self._monitor.look()
-        if self.sweep.search:
+        if self.sweep.search is not None:
             self._require_metric()
 
     def _require_own_folders(self, proposals: Sequence[Proposal]) -> None:
@@ -277,20 +271,17 @@ class SweepRunner:
                 for problem in error.problems:
                     by_problem.setdefault(problem, []).append(each.number)
         # A later proposal of a search may be invalid: its job fails, and the others continue.
-        if by_problem and (not self.sweep.search or not runs):
+        goes_on = self.sweep.search not in (None, "grid") and bool(self.sweep.jobs)
+        if by_problem and not goes_on:
             apart = dict(zip([e.number for e in proposals], distinguishing([e.overrides for e in proposals])))
             raise ConfigError([_of_jobs(problem, numbers, apart) for problem, numbers in by_problem.items()])
         return runs
 
     # -- end
 
-    def is_fruitless(self) -> bool:
-        """Whether it is a search whose jobs all failed."""
-        sweep = self._sweep
-        if sweep is None:
-            return False
-        self._monitor.update()
-        return sweep.search and bool(sweep.jobs) and all(job.status == "failed" for job in sweep.jobs.values())
+    def conclude(self, text: str) -> None:
+        """Prints a line below the results of the jobs."""
+        self._conclusion = text
 
     def abandon(self) -> None:
         """Ends a sweep that cannot start or continue."""
@@ -320,8 +311,11 @@ class SweepRunner:
         else:
             self._monitor.stop()
             self._monitor.result()
-        codes = {job.exit_code or ExitCode.FAILED for job in sweep.jobs.values() if job.status != "completed"}
-        succeeded = not codes or (sweep.search and signum is None)
+        if self._conclusion:
+            self._print(self._conclusion)
+        final = ("completed", PRUNED)
+        codes = {job.exit_code or ExitCode.FAILED for job in sweep.jobs.values() if job.status not in final}
+        succeeded = not codes or (sweep.search is not None and signum is None)
         sweep.end("interrupted" if signum is not None else "completed" if succeeded else "failed")
         if not succeeded and not self.plans:
             self._print(f"to resume the other jobs: psrun -m resume={quoted(sweep.path)}")

@@ -23,6 +23,7 @@ from psrun.results.watch.run import EVERY_S
 _SHARE = 10  # at most one part in ten of the time is spent on reading
 _STYLES = {
     "completed": "green", "failed": "red", "gone": "red", "unknown": "red", "interrupted": "yellow", "waiting": "dim",
+    "paused": "cyan", "pruned": "dim",
 }  # fmt: skip
 _OTHER_LINES = 6  # of a terminal: what is not a job
 

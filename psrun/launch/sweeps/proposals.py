@@ -1,0 +1,234 @@
+"""Configurations that Optuna proposes, by ask and tell, with its journal in the folder of the sweep."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import random
+import warnings
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from psrun.errors import ConfigError, Problem
+
+JOURNAL = "search.journal"
+METHODS = ("tpe", "random", "grid", "cmaes")
+ADAPTIVE = ("tpe", "cmaes")  # whose proposals follow from results
+_STUDY = "search"
+_CONFIGURATION = "configuration"  # the attribute of a trial with the number of its configuration
+_MOST_LISTED = 100_000  # combinations of a space that are known one by one
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A key that a search varies: over listed values, or over numbers.
+
+    Attributes:
+      values: as they stand after KEY=; None for a range of numbers.
+      low, high: the first and the last number of the range.
+      step: None for all numbers between.
+    """
+
+    key: str
+    values: tuple[str, ...] | None = None
+    low: float = 0.0
+    high: float = 0.0
+    step: float | None = None
+    is_integer: bool = False
+    is_log: bool = False
+
+    @property
+    def first(self) -> str:
+        """One of its values, as it stands after KEY=."""
+        return f"{self.low:.6g}" if self.values is None else self.values[0]
+
+    @property
+    def listed(self) -> list[Any] | None:
+        """All of its values; None for a range of which not all are known."""
+        if self.values is not None:
+            return [*self.values]
+        if self.is_integer:
+            return [*range(int(self.low), int(self.high) + 1, int(self.step or 1))]
+        return None
+
+    def distribution(self, optuna: Any) -> Any:
+        """It as a distribution of Optuna's."""
+        if self.values is not None:
+            return optuna.distributions.CategoricalDistribution(self.values)
+        if self.is_integer:
+            step = int(self.step or 1)
+            return optuna.distributions.IntDistribution(int(self.low), int(self.high), log=self.is_log, step=step)
+        return optuna.distributions.FloatDistribution(self.low, self.high, log=self.is_log, step=self.step)
+
+
+def problems(method: str, space: Sequence[Parameter]) -> list[Problem]:
+    """Why a method cannot search the space."""
+    if not space:
+        message = "finds nothing to vary; give a key several values or a range, such as"
+        return [Problem("sweep.search", f"{message} 'optimizer.learning_rate=interval(0.001,0.1)'")]
+    found = []
+    for each in space:
+        if each.values is None and each.low >= each.high:
+            found.append(Problem(each.key, f"has the range {each.low:g} to {each.high:g}; the first must be smaller"))
+        if each.is_log and each.low <= 0:
+            found.append(Problem(each.key, f"has a logarithmic range from {each.low:g}; it must begin above 0"))
+        if method == "grid" and each.listed is None:
+            message = "has a range of numbers, which has no grid; list values, or choose sweep.search=random or tpe"
+            found.append(Problem(each.key, message))
+        if method == "cmaes" and each.values is not None:
+            message = "has listed values, but sweep.search=cmaes varies ranges of numbers; choose tpe"
+            found.append(Problem(each.key, message))
+    if method == "cmaes" and len(space) == 1:
+        found.append(Problem("sweep.search", "is cmaes, which varies two or more keys; choose tpe"))
+    return found
+
+
+def num_combinations(space: Sequence[Parameter]) -> float:
+    """The number of combinations; infinite with a range of which not all numbers are known."""
+    sizes = [math.inf if (listed := each.listed) is None else len(listed) for each in space]
+    return math.prod(sizes)
+
+
+class OptunaProposals:
+    """Configurations of a study in the folder of the sweep.
+
+    Optuna counts a trial that was asked for and never told as a bad one, for ever: one whose jobs are gone is told to
+    have failed (`keep`).
+
+    Args:
+      seed: of the sampler.
+
+    Raises:
+      ConfigError: Optuna is not installed.
+    """
+
+    def __init__(self, folder: Path, method: str, space: Sequence[Parameter], *, maximize: bool, seed: int) -> None:
+        self._optuna = _optuna()
+        self._space = {each.key: each for each in space}
+        self._distributions = {each.key: each.distribution(self._optuna) for each in space}
+        journal = folder / JOURNAL
+        # Only the process that holds the folder opens the journal. A lock that a killed one left takes 30 s to expire.
+        journal.with_name(f"{JOURNAL}.lock").unlink(missing_ok=True)
+        backend = self._optuna.storages.journal.JournalFileBackend(str(journal))
+        storage = self._optuna.storages.JournalStorage(backend)
+        self._study = self._optuna.create_study(
+            storage=storage,
+            study_name=_STUDY,
+            direction="maximize" if maximize else "minimize",
+            load_if_exists=True,
+            pruner=self._optuna.pruners.NopPruner(),
+        )
+        trials = self._study.get_trials(deepcopy=False)
+        self._study.sampler = self._sampler(method, seed + len(trials))  # the draws of a resumed search are other ones
+        self._random = random.Random(seed + len(trials))
+        self._asked: dict[int, Any] = {}  # trials of this process
+        self._numbers: dict[int, int] = {}  # of trials, by configuration
+        self._known: dict[int, Mapping[str, Any]] = {}  # the parameters of each configuration
+        for trial in trials:
+            number = trial.user_attrs.get(_CONFIGURATION)
+            if number is not None:
+                self._numbers[number] = trial.number
+                self._known[number] = {key: trial.params[key] for key in self._space}
+        self._listed: list[tuple[Any, ...]] | None = None
+        if num_combinations(space) <= _MOST_LISTED:
+            self._listed = [*itertools.product(*(each.listed or [] for each in space))]
+        self._in_order = method == "grid"
+
+    def ask(self) -> int | None:
+        if self._listed is not None and len(self._known) >= len(self._listed):
+            return None
+        if self._in_order:
+            self._enqueue(self._untried()[0])
+        trial = self._study.ask(self._distributions)
+        if self._is_known(trial.params):
+            self._study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
+            self._enqueue(self._random.choice(self._untried()))
+            trial = self._study.ask(self._distributions)
+        number = len(self._known)
+        trial.set_user_attr(_CONFIGURATION, number)
+        self._asked[number] = trial
+        self._numbers[number] = trial.number
+        self._known[number] = {key: trial.params[key] for key in self._space}
+        return number
+
+    @property
+    def numbers(self) -> list[int]:
+        """The configurations that were asked for."""
+        return sorted(self._known)
+
+    def overrides(self, number: int) -> list[str]:
+        """The arguments of a configuration that set what the search varies."""
+        return _arguments(self._known[number])
+
+    def all_overrides(self) -> list[list[str]]:
+        """The arguments of all configurations of a grid, in their order."""
+        return [_arguments(dict(zip(self._space, each))) for each in self._listed or []]
+
+    def report(self, number: int, rung: int, value: float) -> None:
+        if number in self._asked:  # those of an earlier process were reported by it
+            self._asked[number].report(value, rung)
+
+    def tell(self, number: int, value: float | None) -> None:
+        failed = self._optuna.trial.TrialState.FAIL
+        # NaN would be a failure, and infinity the best value, for ever.
+        state = failed if value is None or not math.isfinite(value) else None
+        values = None if state is failed else value
+        self._study.tell(self._numbers[number], values, state=state, skip_if_finished=True)
+
+    def prune(self, numbers: Collection[int]) -> None:
+        """These configurations do not go on: their value is the last one that was reported."""
+        pruned = self._optuna.trial.TrialState.PRUNED
+        for number in numbers:
+            self._study.tell(self._numbers[number], state=pruned, skip_if_finished=True)
+
+    def keep(self, numbers: Collection[int]) -> None:
+        """Of the trials that earlier processes asked for, those of other configurations than `numbers` have failed."""
+        running = self._optuna.trial.TrialState.RUNNING
+        for trial in self._study.get_trials(deepcopy=False, states=[running]):
+            if trial.user_attrs.get(_CONFIGURATION) not in numbers:
+                self._study.tell(trial.number, state=self._optuna.trial.TrialState.FAIL)
+        self._known = {number: params for number, params in self._known.items() if number in numbers}
+
+    def _is_known(self, params: Mapping[str, Any]) -> bool:
+        return self._listed is not None and params in self._known.values()
+
+    def _untried(self) -> list[tuple[Any, ...]]:
+        """The combinations that were not proposed yet, of a space whose combinations are known."""
+        tried = {tuple(params[key] for key in self._space) for params in self._known.values()}
+        return [each for each in self._listed or [] if each not in tried]
+
+    def _enqueue(self, combination: Sequence[Any]) -> None:
+        self._study.enqueue_trial(dict(zip(self._space, combination)))
+
+    def _sampler(self, method: str, seed: int) -> Any:
+        samplers = self._optuna.samplers
+        if method == "tpe":
+            # Parameters that depend on each other are drawn together. Others run meanwhile: they count as bad.
+            return samplers.TPESampler(seed=seed, multivariate=True, constant_liar=True)
+        if method == "cmaes":
+            return samplers.CmaEsSampler(seed=seed)
+        return samplers.RandomSampler(seed=seed)
+
+
+def _arguments(params: Mapping[str, Any]) -> list[str]:
+    """Six digits tell a configuration, and the tables that list it stay readable."""
+    return [f"{key}={value:.6g}" if isinstance(value, float) else f"{key}={value}" for key, value in params.items()]
+
+
+def _optuna() -> Any:
+    logging.getLogger("optuna").setLevel(logging.WARNING)
+    try:
+        import cmaes  # noqa: F401  # Optuna imports it when it first needs it
+        import optuna
+    except ImportError as error:
+        message = "requires Optuna: pip install 'psrun[optuna]'"
+        raise ConfigError([Problem("sweep.search", message)]) from error
+    if int(optuna.__version__.partition(".")[0]) < 4:
+        message = f"requires Optuna 4 or newer, but {optuna.__version__} is installed: pip install -U 'psrun[optuna]'"
+        raise ConfigError([Problem("sweep.search", message)])
+    warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna
