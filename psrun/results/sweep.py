@@ -228,9 +228,11 @@ class Sweep:
         """Adds jobs to run, including earlier ones that are not completed. Raises SweepError."""
         with self._lock:
             for number, job in jobs.items():
-                if number not in self.jobs or not self.is_done(self.path / job.folder):
-                    rungs = self.jobs[number].rungs if number in self.jobs else {}
-                    self.jobs[number] = replace(job, rungs=rungs)
+                before = self.jobs.get(number)
+                if before is None:
+                    self.jobs[number] = job
+                elif before.status != PAUSED and not self.is_done(self.path / job.folder):
+                    self.jobs[number] = replace(job, rungs=before.rungs)
         self.write()
 
     def update(self, jobs: Sequence[Job]) -> list[Job]:

@@ -9,15 +9,10 @@ import shutil
 import signal
 import subprocess
 import sys
-import textwrap
-from pathlib import Path
-from typing import Any
 
 import pytest
-from fault_injection import Cluster
 from omegaconf import OmegaConf
-
-LONG = "trainer.epochs=1000"
+from stood_in_jobs import LONG, stood_in, sweeps
 
 
 def installed(name: str) -> bool:
@@ -28,7 +23,6 @@ def installed(name: str) -> bool:
 
 needs_joblib = pytest.mark.skipif(not installed("hydra_joblib_launcher"), reason="the extra psrun[joblib] is missing")
 needs_submitit = pytest.mark.skipif(not installed("hydra_submitit_launcher"), reason="the extra is missing")
-needs_optuna = pytest.mark.skipif(not installed("hydra_optuna_sweeper"), reason="the extra psrun[optuna] is missing")
 JOBLIB = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=3"]
 SUBMITIT = ["hydra/launcher=submitit_local"]
 LAUNCHERS = [
@@ -36,118 +30,13 @@ LAUNCHERS = [
     pytest.param(JOBLIB, id="joblib", marks=[needs_joblib, pytest.mark.thorough]),
     pytest.param(SUBMITIT, id="submitit_local", marks=[needs_submitit, pytest.mark.thorough]),
 ]
-SEARCH = ["hydra/sweeper=optuna", "hydra.sweeper.n_trials=4", "hydra.sweeper.n_jobs=2", "seed=choice(2,3,13)"]
 INT, TERM = (signal.SIGINT, 130), (signal.SIGTERM, 175)
-
-
-# Fails where the seed is 13; where there are more than 100 epochs it runs until a signal ends it, or the file `go`
-# exists; seed 99 kills itself; 17 requests a restart twice, 18 each time.
-JOB = """
-import os, signal, sys, time
-from pathlib import Path
-from omegaconf import OmegaConf
-from psrun import process
-from psrun.results.run_folder import RunFolder
-
-process.end_with_sweep()
-folder = Path(sys.argv[1])
-config = OmegaConf.load(folder / "config.yaml")
-run = RunFolder(folder)
-before = run.stored()
-overrides = [each for each in OmegaConf.load(folder / ".hydra" / "overrides.yaml")]
-
-def interrupted(signum, frame):
-    error = {"message": "interrupted", "type": "I", "task": "chief-0"}
-    run.record_at_once("ended", status="interrupted", exit_code=130, error=error)
-    os._exit(130)
-
-signal.signal(signal.SIGINT, interrupted)
-run.record("begun", overrides=overrides, pid=os.getpid(), began_s=time.time(), resume=config.resume,
-           times=before.get("times", 0) + 1)
-print("printed to the terminal")
-while config.trainer.epochs != "auto" and config.trainer.epochs > 100 and not (folder.parent / "go").exists():
-    time.sleep(0.05)
-if config.seed == 99:
-    os.kill(os.getpid(), signal.SIGKILL)
-if config.seed == 18 or config.seed == 17 and before.get("times", 0) < 2:
-    error = {"message": "preempted", "type": "I", "task": "chief-0"}
-    run.record("ended", status="interrupted", exit_code=175, error=error)
-    sys.exit(175)
-if config.seed == 13:
-    error = {"message": "unlucky\\nand more", "type": "E", "task": "chief-0"}
-    run.record("ended", status="failed", exit_code=1, error=error)
-    sys.exit(1)
-time.sleep(0.3)
-run.record("ended", status="completed", exit_code=0, ended_s=time.time(), wall_s=0.5,
-           metrics={"loss": 1.0 / config.seed, "val_auc": config.seed / 100})
-"""
-INSTEAD = """
-from psrun import process
-import sys
-process.task_command = lambda folder: [sys.executable, {script!r}, str(folder)]
-command = process.module_command
-process.module_command = lambda module, *more: (
-    ["false"] if module == "psrun.roles.fork_server" else command(module, *more)  # each job starts alone
-)
-"""
-
-
-def stood_in(root: Path) -> dict[str, str]:
-    """Variables of the environment in which a script is what a job runs: it takes no TensorFlow."""
-    script = root / "job.py"
-    script.write_text(JOB)
-    (root / "sitecustomize.py").write_text(textwrap.dedent(INSTEAD).format(script=str(script)))
-    return {"PYTHONPATH": os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))}
-
-
-class Sweep(Cluster):
-    """`psrun -m ...` under way, or ended, with `real` jobs or others instead."""
-
-    def __init__(self, root: Path, *arguments: str, real: bool = False) -> None:
-        super().__init__(root, "-m", *arguments, **({} if real else stood_in(root)))
-
-    @property
-    def output(self) -> str:
-        return self.stdout + self.stderr
-
-    @property
-    def record(self) -> dict[str, Any]:
-        return json.loads((self.folder / "sweep.json").read_text())
-
-    def results(self) -> dict[int, dict[str, Any]]:
-        return {int(file.parent.name): json.loads(file.read_text()) for file in self.folder.glob("*/run.json")}
-
-    def wait_for_running(self, count: int) -> None:
-        def running() -> bool:
-            self._ended_early()
-            return sum(result["status"] == "running" for result in self.results().values()) >= count
-
-        self.wait(running, f"{count} jobs that run")
-
-    def send(self, signum: int) -> None:
-        """To all processes of the terminal, as a Ctrl-C is, where it is SIGINT."""
-        self.look(now=True)
-        if signum == signal.SIGINT:
-            os.killpg(self.process.pid, signum)
-        else:
-            self.process.send_signal(signum)
 
 
 @pytest.fixture
 def start(tmp_path):
     """Starts sweeps; none of their processes outlives the test."""
-    started = []
-
-    def run(*arguments: str, real: bool = False) -> Sweep:
-        root = tmp_path / f"started{len(started)}"
-        root.mkdir()
-        resumes = any(each.startswith("resume=") for each in arguments)
-        started.append(Sweep(root, *arguments, *([] if resumes else ["hydra.sweep.dir=sweep"]), real=real))
-        return started[-1]
-
-    yield run
-    for each in started:
-        each.close()
+    yield from sweeps(tmp_path)
 
 
 # -- the command, with jobs of no TensorFlow
@@ -289,11 +178,9 @@ def test_all_jobs_are_checked_before_the_first_one_starts(start):
         (["seed=1,2", "sweep.metric=val_auc"], "sweep.mode: is required with sweep.metric"),
         (["seed=1,2", "hydra.sweep.subdir=same"], "for jobs 0 and 1; give each job its own folder"),
         (["seed=1,2", "sweep.max_parallel=0"], "sweep.max_parallel: is 0, must be 1 or more"),
-        (SEARCH, "sweep.metric: a search requires an objective"),
+        (["hydra/sweeper=optuna", "seed=1,2"], "hydra/sweeper"),
     ]
     for arguments, *texts in mistakes:
-        if arguments == SEARCH and not installed("hydra_optuna_sweeper"):
-            continue
         sweep = start(*arguments)
         assert sweep.end() == 2
         assert [text for text in texts if text not in sweep.output] == []
@@ -325,58 +212,6 @@ def test_a_metric_that_no_job_has_is_reported(start):
     assert third.end() == 0, third.output
     assert third.record["metric"] == "val_auc"
     assert "nothing to do" in third.output
-
-
-@pytest.mark.thorough
-@needs_optuna
-def test_a_search_goes_over_failed_trials_and_improves_any_metric(start):
-    sweep = start(*SEARCH, "hydra.sweeper.n_trials=8", "hydra.sweeper.sampler.seed=1", "sweep.metric=val_auc",
-                  "sweep.mode=max")  # fmt: skip
-    assert sweep.end() == 1, sweep.output
-    results = sweep.results()
-    assert len(results) == 8
-    assert {result["status"] for result in results.values()} == {"completed", "failed"}
-    best = OmegaConf.load(sweep.folder / "optimization_results.yaml")
-    assert (best.best_params.seed, best.best_value) == (3, 0.03)
-    assert "Traceback" not in sweep.output
-    again = start(f"resume={sweep.folder}")
-    assert again.end() == 0
-    assert "nothing to do" in again.output
-
-
-@pytest.mark.thorough
-@needs_optuna
-def test_an_interrupted_search_is_resumed(start):
-    sweep = start(*SEARCH, LONG, "sweep.metric=loss", "sweep.mode=min", "sweep.max_parallel=2")
-    sweep.wait_for_running(2)
-    sweep.send(signal.SIGINT)
-    assert sweep.end() == 130, sweep.output
-    (sweep.folder / "go").touch()
-    before = {job["number"]: job["overrides"] for job in sweep.record["jobs"]}
-    again = start(f"resume={sweep.folder}")
-    assert again.end() in (0, 1), again.output
-    assert {job["number"]: job["overrides"] for job in again.record["jobs"][:2]} == before
-    assert {n: result["times"] for n, result in again.results().items()} == {0: 2, 1: 2, 2: 1, 3: 1}
-
-
-@pytest.mark.thorough
-@needs_optuna
-def test_a_search_in_which_all_trials_fail_is_no_crash(start):
-    sweep = start("hydra/sweeper=optuna", "hydra.sweeper.n_trials=2", "seed=choice(13,99)", "sweep.metric=loss",
-                  "sweep.mode=min")  # fmt: skip
-    assert sweep.end() == 1, sweep.output
-    assert [result["status"] for result in sweep.results().values()] == ["failed", "failed"]
-    assert "Traceback" not in sweep.output
-
-
-@pytest.mark.thorough
-@needs_optuna
-def test_a_metric_that_no_trial_has_ends_a_search(start):
-    none_fails = [*SEARCH[:-1], "seed=choice(2,3)"]  # of two that have failed it is not known what metrics they had
-    sweep = start(*none_fails, "sweep.metric=auc", "sweep.mode=max")
-    assert sweep.end() == 2
-    assert "no job has a metric 'auc'" in sweep.output
-    assert len(sweep.results()) == 2  # and not all four
 
 
 @pytest.mark.command

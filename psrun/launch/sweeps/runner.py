@@ -113,7 +113,7 @@ class SweepRunner:
         before = self._before
         if before is None or before.status != "completed":
             return False
-        if not all(before.is_done(before.folder(job)) for job in before.jobs.values()):
+        if not all(job.status == PRUNED or before.is_done(before.folder(job)) for job in before.jobs.values()):
             return False
         SweepMonitor(before, self._console).result()
         self._print(f"all jobs of the sweep in {before.path} are done; nothing to do")

@@ -202,7 +202,7 @@ def test_how_a_job_is_by_its_folder(tmp_path):
     sweep = Sweep(tmp_path, [], started_s=time.time() - 5)
     sweep.plan(planned(*(Job(number, [], name) for number, name in enumerate(("none", "done", "failed", "begun")))))
 
-    def states(search: bool = False) -> dict[str, str]:
+    def states(search: str | None = None) -> dict[str, str]:
         sweep.search = search
         state = SweepReader(tmp_path, sweep=sweep).look()
         return {job.folder: job.status for job in state.jobs}
@@ -215,7 +215,7 @@ def test_how_a_job_is_by_its_folder(tmp_path):
     for folder in (done, failed):
         os.utime(folder / "run.json", (1, 1))  # of a start before this one
     assert states() == {"none": "waiting", "done": "completed", "failed": "waiting", "begun": "starting"}
-    assert states(search=True)["failed"] == "failed"
+    assert states(search="tpe")["failed"] == "failed"
 
 
 def test_jobs_are_distinguished_by_overrides_that_not_all_have(tmp_path):
@@ -269,17 +269,6 @@ def test_elsewhere_lines_show_what_is_new(tmp_path):
         ["1", "x=2", "failed", "no", "[luck]"],
         ["2", "jobs:", "1", "completed,", "1", "failed;", "best:", "loss", "0.75,", "job", "0", "x=[a]"],
     ]
-
-
-def test_a_search_is_continued():
-    given = {"direction": "minimize", "max_failure_rate": 0.0, "sampler": {"seed": None}}
-    sweeper = OmegaConf.create(given)
-    added = hydra_sweeps._settle(sweeper, set(), "max")
-    assert (sweeper.direction, sweeper.max_failure_rate) == ("maximize", 1.0)
-    assert added == [f"hydra.sweeper.sampler.seed={sweeper.sampler.seed}"]
-    with pytest.raises(ConfigError, match=r"hydra.sweeper.direction: is minimize, but sweep.mode is max"):
-        hydra_sweeps._settle(OmegaConf.create(given), {"hydra.sweeper.direction"}, "max")
-    assert hydra_sweeps._settle(OmegaConf.create({"other": 1}), set(), None) == []
 
 
 def test_plans_of_a_sweep_are_one_table(tmp_path):

@@ -38,9 +38,12 @@ UNDER_A_KEY = {
     "tracker": "tracker",
     "packing": "steps_per_execution",
     "consistency": "consistency",
+    "search": "search",
 }
 BEGUN = {"status": "running", "exit_code": None, "error": None, "mode": "train"}
 CASES = [
+    ("begun", {"search": {"state": "paused"}}, {"mode": "train", "overrides": []},
+     {**BEGUN, "overrides": [], "search": None}),
     ("begun", {"error": {"type": "E"}, "exit_code": 1}, {"mode": "train", "overrides": ["a=1"]},
      {**BEGUN, "overrides": ["a=1"]}),
     ("begun", {"overrides": ["a=1"]}, {"mode": "train", "overrides": []}, {**BEGUN, "overrides": ["a=1"]}),
