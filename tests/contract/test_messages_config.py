@@ -14,10 +14,12 @@ from plain_config import plain_config, put
 from support import REPOSITORY, stated
 
 from psrun.cli import dispatch, hydra_app, init
+from psrun.cli.hydra_search import Space
 from psrun.config import compose, overrides, parse, targets, topology
 from psrun.config.groups import CONF
 from psrun.data import commands as data_commands
 from psrun.errors import ConfigError, Problem
+from psrun.launch.sweeps import proposals
 
 # Mistakes that are seen in one argument, before a configuration is composed.
 ARGUMENTS = [
@@ -41,6 +43,11 @@ COMMAND_LINES = [
     "--experimental-rerun x", "-m trainer.epochs", "-m seed=1,2 --cfg job", "hydra.mode=MULTIRUN", "modle=?",
     "--config-dir nowhere", "hydra.run.dir=afile/run", "hydra.run.dir=/proc/run", "reprot", "-sc install=tcsh",
     "--cfg job model=dense model=cnn", "--info config trainer.epoch=2", "++resume=run",
+    # A search.
+    "sweep.search=tpe", "-m sweep.search=grid sweep.metric=loss sweep.mode=min",
+    "-m sweep.search=grid sweep.metric=loss sweep.mode=min sweep.halving.factor=3 trainer.epochs=9 cluster.num_ps=1,2",
+    "-m sweep.search=grid sweep.metric=loss sweep.mode=min sweep.halving.factor=2 trainer.epochs=1 cluster.num_ps=1,2",
+    "-m sweep.search=grid optimizer.learning_rate=0.1,0.2",
 ]  # fmt: skip
 
 # Mistakes that are all reported at once, each with what to write instead.
@@ -126,6 +133,10 @@ VALUES: dict[str, list[Any]] = {
     "optimizer._target_": ["tf_kears.optimizers.Adam", "keras.optimizers.Adam"],
     "early_stopping.metric": ["val_auc"],
     "sweep.mode": ["max"],
+    "sweep.search": ["bayes"],
+    "sweep.num_trials": [0, 3],
+    "sweep.halving.factor": [1, 3],
+    "sweep.halving": [3],
     "restore": ["newest", "best"],
     "predict.path": ["predictions.txt"],
     "predict.keep": [["id", "id"]],
@@ -136,6 +147,9 @@ VALUES: dict[str, list[Any]] = {
 
 # Choices and keys that are valid alone.
 COMBINATIONS = [
+    "sweep.search=tpe mode=plan",
+    "sweep.search=grid sweep.num_trials=3 sweep.metric=val_loss sweep.mode=min sweep.halving.factor=3 checkpoint=none"
+    " evaluation=none trainer.epochs=auto",
     "cluster=none data.visitation=dynamic optimizer=sparse_sgd optimizer.staleness_aware=true",
     "cluster.replicas_per_worker=4 data.global_batch_size=3 checkpoint=none export.at_end=true",
     "trainer.steps_per_execution=101 trainer.steps_per_epoch=100",
@@ -336,3 +350,24 @@ def test_data_inspect(tmp_path, arguments, says):
 def test_init(tmp_path, says):
     (tmp_path / "afile").touch()
     says(init.main, [str(tmp_path)])
+
+
+# What a search cannot vary, by its method.
+SPACES = {
+    "a grid of ranges": ("grid", ["optimizer.learning_rate=interval(0.1,1)", "seed=1,2"]),
+    "cmaes over words": ("cmaes", ["model=dense,cnn", "optimizer.learning_rate=interval(0.1,1)"]),
+    "cmaes over one key": ("cmaes", ["optimizer.learning_rate=interval(0.1,1)"]),
+    "a range that ends where it begins": (
+        "tpe",
+        ["optimizer.learning_rate=interval(1,1)", "data.global_batch_size=32"],
+    ),
+    "a logarithmic range from zero": ("random", ["optimizer.learning_rate=tag(log,interval(0,1))"]),
+    "seeds alone": ("tpe", ["seed=1,2,3"]),
+}
+
+
+@pytest.mark.parametrize("space", SPACES)
+def test_what_a_search_cannot_vary(space, snapshot):
+    method, arguments = SPACES[space]
+    parameters = Space.of(arguments, method, None).parameters
+    assert stated(ConfigError(proposals.problems(method, parameters))) == snapshot
