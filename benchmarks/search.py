@@ -1,11 +1,11 @@
-"""Successive halving beside the full sweep: the winner, the steps and the wall time; and Optuna's pruner on the same runs.
+"""Successive halving beside the full sweep: winner, steps and wall time; and Optuna's pruner on the same runs.
 
     python benchmarks/search.py [--task embedding|dlrm ...] [--repetitions N] [--json FILE]
 
-A repetition has its own seed. It runs all configurations to the end, and searches among them with halving, one after the
-other, in turns of who goes first. Optuna's SuccessiveHalvingPruner gets the metrics of the full sweep, epoch by epoch,
-one trial after another in a random order, until it has spent the steps of psrun's search; what its winner is worth is the
-median over so many orders.
+A repetition has its own seed. It runs all configurations to the end, and searches among them with halving, one after
+the other, in turns of who goes first. Both train on rows in Criteo's layout. Optuna's SuccessiveHalvingPruner gets the
+metrics of the full sweep, epoch by epoch, one trial after another in a random order, until it has spent the steps of
+psrun's search; what its winner is worth is the median over so many orders.
 """
 
 from __future__ import annotations
@@ -35,14 +35,16 @@ COMMON = ("cluster=none", "sweep.metric=val_loss", "sweep.mode=min", f"trainer.e
           "trainer.steps_per_execution=20")  # fmt: skip
 TASKS = {
     "embedding": (  # 27 configurations
-        "model=embedding", "trainer.steps_per_epoch=6000", "optimizer=adagrad,adam,sgd",
+        "model=embedding", "data=criteo", "trainer.steps_per_epoch=200", "optimizer=adagrad,adam,sgd",
         "optimizer.learning_rate=0.003,0.03,0.3", "model.embedding_dim=4,20,80",
     ),
     "dlrm": (  # 16
-        "model=dlrm", "trainer.steps_per_epoch=100", "data.num_buckets=20000", "optimizer=lazy_adam,rowwise_adagrad",
+        "model=dlrm", "trainer.steps_per_epoch=200", "optimizer=lazy_adam,rowwise_adagrad",
         "optimizer.learning_rate=0.001,0.01,0.03,0.1", "model.embedding_dim=8,32",
     ),
 }  # fmt: skip
+DATA = ("data.num_buckets=20000", "data.global_batch_size=256")
+NUM_EXAMPLES = 200_000
 
 
 @dataclass(frozen=True)
@@ -177,13 +179,12 @@ def main() -> None:
     results: dict[str, list[dict[str, Any]]] = {}
     with tempfile.TemporaryDirectory(prefix="psrun-search-") as root:
         folder = Path(root)
+        size = ["--num-values", "100", "--num-examples", str(NUM_EXAMPLES)]
+        command = [sys.executable, "-m", "psrun", "data", "synthesize", str(folder / "clicks"), *size]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        files = [f"data.path='{folder}/clicks/train-*'", f"data.eval_path={folder}/clicks/eval.tsv"]
+        common = [*DATA, *files, f"sweep.max_parallel={options.max_parallel}"]
         for task in options.task:
-            common = [f"sweep.max_parallel={options.max_parallel}"]
-            if task == "dlrm":
-                size = ["--num-values", "100", "--num-examples", "400000"]
-                command = [sys.executable, "-m", "psrun", "data", "synthesize", str(folder / "clicks"), *size]
-                subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-                common += [f"data.path='{folder}/clicks/train-*'", f"data.eval_path={folder}/clicks/eval.tsv"]
             repetitions = []
             for seed in range(1, options.repetitions + 1):
                 repetitions.append(repeated(task, seed, common, folder))

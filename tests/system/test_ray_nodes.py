@@ -122,6 +122,17 @@ def test_training_on_four_nodes_with_an_evaluator_and_the_data_service(run):
     assert "pid=" not in cluster.stdout  # as Ray would show what its actors print
 
 
+def test_a_search_on_ray_pauses_jobs_and_goes_on_with_the_best(run):
+    pytest.importorskip("optuna", minversion="5", reason="the extra psrun[optuna] is missing")
+    search = ["sweep.search=grid", "sweep.metric=val_loss", "sweep.mode=min", "sweep.halving.factor=2"]
+    cluster = run("-m", *search, *SMALL, "hydra.sweep.dir=sweep", "optimizer.learning_rate=0.001,0.3",
+                  "trainer.epochs=2", "sweep.max_parallel=1")  # fmt: skip
+    assert cluster.end(within_s=240) == 0, cluster.stderr + cluster.stdout
+    results = [json.loads((cluster.folder / number / "run.json").read_text()) for number in ("0", "1")]
+    assert [each["status"] for each in results] == ["interrupted", "completed"]
+    assert [each["steps"]["applied"] for each in results] == [STEPS, 2 * STEPS]
+
+
 def test_a_worker_then_an_actor_then_a_parameter_server_is_killed(run):
     cluster = run(*LONG)
     under_way(cluster)

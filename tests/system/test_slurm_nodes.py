@@ -147,6 +147,22 @@ def test_a_sweep_by_submitit(on_slurm, slurm):
         assert (result["status"], result["steps"]["applied"]) == ("completed", 40)
 
 
+def test_a_search_on_slurm_pauses_jobs_and_goes_on_with_the_best(on_slurm):
+    pytest.importorskip("optuna", minversion="5", reason="the extra psrun[optuna] is missing")
+    launcher = ["hydra/launcher=submitit_slurm", "hydra.launcher.timeout_min=10", "hydra.launcher.mem_gb=1"]
+    search = ["sweep.search=grid", "sweep.metric=val_loss", "sweep.mode=min", "sweep.halving.factor=2"]
+    rates = "optimizer.learning_rate=0.001,0.3"
+    run = on_slurm("-m", *launcher, *search, "hydra.sweep.dir=sweep", "cluster=none", rates, *QUICK)
+    assert run.end() == 2
+    assert "sweep.max_parallel: is auto" in run.stderr
+    run = on_slurm("-m", *launcher, *search, "hydra.sweep.dir=sweep", "cluster=none", rates, *QUICK,
+                   "sweep.max_parallel=2")  # fmt: skip
+    assert run.end() == 0, run.stderr + run.stdout
+    results = [json.loads((run.folder / number / "run.json").read_text()) for number in ("0", "1")]
+    assert [(each["status"], each["steps"]["applied"]) for each in results] == [("interrupted", 20), ("completed", 40)]
+    assert results[0]["search"] == {"state": "pruned", "epoch": 1}
+
+
 def test_a_folder_that_nodes_do_not_share(on_slurm, slurm, tmp_path):
     if slurm.network is None:
         pytest.skip("a node with a disk of its own needs root")
