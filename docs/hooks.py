@@ -36,6 +36,7 @@ _GUIDES = [
     {"Which metric, and what it means here": "guides/metrics.md"},
     {"Export and predict": "guides/exports.md"},
     {"Run a sweep": "guides/sweeps.md"},
+    {"Search for a configuration": "guides/search.md"},
     {"Watch and compare runs": "guides/reports.md"},
     {"Workers with several GPUs": "guides/gpus.md"},
     {"Your own model and data": "guides/own-components.md"},

@@ -42,17 +42,20 @@ class Space:
 
     Attributes:
       fixed: the arguments that all jobs have.
+      of_sweep: those with keys of `sweep`, which no job has: a person may evaluate or export it by itself.
       replicates: the arguments of which each configuration has one job; [None] without any.
     """
 
     fixed: tuple[str, ...]
+    of_sweep: tuple[str, ...]
     parameters: tuple[Parameter, ...]
     replicates: tuple[str | None, ...]
 
     @classmethod
     def of(cls, arguments: Sequence[str], method: str, loader: ConfigLoader | None) -> Space:
         """The space of arguments in Hydra's sweep syntax."""
-        fixed = []
+        fixed: list[str] = []
+        of_sweep: list[str] = []
         parameters = []
         replicates: list[str | None] = [None]
         for each in overrides.parsed(arguments, loader):
@@ -62,8 +65,8 @@ class Space:
             elif each.is_sweep_override():
                 parameters.append(_parameter(each, key, method))
             else:
-                fixed.append(str(each.input_line))
-        return cls(tuple(fixed), tuple(parameters), tuple(replicates))
+                (of_sweep if key.startswith("sweep.") else fixed).append(str(each.input_line))
+        return cls(tuple(fixed), tuple(of_sweep), tuple(parameters), tuple(replicates))
 
     def job(self, configuration: Sequence[str], replicate: int) -> list[str]:
         """The arguments of a job."""
@@ -72,8 +75,8 @@ class Space:
 
     @property
     def example(self) -> list[str]:
-        """The arguments of some job of the space."""
-        return self.job([f"{each.key}={each.first}" for each in self.parameters], 0)
+        """The arguments of some job of the space, with those of the sweep."""
+        return [*self.of_sweep, *self.job([f"{each.key}={each.first}" for each in self.parameters], 0)]
 
 
 def _parameter(override: Override, key: str, method: str) -> Parameter:

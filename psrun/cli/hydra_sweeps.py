@@ -43,7 +43,7 @@ from psrun.results.sweep import Sweep
 
 _PLUGINS = str(Path(__file__).parent / "plugins")
 _RANKS = ("sweep.metric", "sweep.mode")  # a resumed sweep may rank its jobs in another way; a search has begun with one
-_MAY_CHANGE = ("sweep.max_parallel", "hydra/launcher", "hydra.launcher")
+_MAY_CHANGE = ("sweep.max_parallel", "sweep.num_trials", "hydra/launcher", "hydra.launcher")
 
 
 def run(arguments: list[str]) -> ExitCode:
@@ -150,9 +150,11 @@ def resumed(arguments: list[str]) -> tuple[Sweep | None, list[str]]:
         raise ConfigError(problems)
     now = {key_of(each) for each in changes}
     unchanged = [each for each in before if key_of(each) not in now]
-    ranking = [each for each in changes if key_of(each) in _RANKS]
-    replaced = {key_of(each) for each in ranking}
-    sweep.arguments = [*(each for each in sweep.arguments if key_of(each) not in replaced), *ranking]
+    kept = [each for each in changes if key_of(each) in (*_RANKS, "sweep.num_trials")]
+    replaced = {key_of(each) for each in kept}
+    if "sweep.num_trials" in replaced:  # a search that is over goes on
+        sweep.status = "running"
+    sweep.arguments = [*(each for each in sweep.arguments if key_of(each) not in replaced), *kept]
     now_in_folder = f"hydra.sweep.dir={quoted(folder)}"
     return sweep, arguments_of_a_run.options_first([*unchanged, *changes, now_in_folder])
 

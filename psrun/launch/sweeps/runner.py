@@ -22,7 +22,7 @@ from psrun.errors import ConfigError, ExitCode, Interrupted, Problem, SweepError
 from psrun.launch.child_processes import ForkServer, start_alone
 from psrun.launch.sweeps import jobs
 from psrun.results import recorded_config
-from psrun.results.run_folder import PRUNED, RESULT, RunFolder, write_config
+from psrun.results.run_folder import PAUSED, PRUNED, RESULT, RunFolder, write_config
 from psrun.results.sweep import END, KILL, Job, Sweep, cannot_be_written, distinguishing
 from psrun.results.watch.sweep import SweepMonitor
 
@@ -207,10 +207,11 @@ class SweepRunner:
         start_process = self._forks.start if self._forks is not None and folder in self._forked else start_alone
         value = jobs.run(folder, self.sweep, elsewhere=False, start_process=start_process)
         metric = self.sweep.metric
-        result = RunFolder(folder).stored()
+        run = RunFolder(folder)
+        result = run.stored()
         metrics = result.get("metrics") or {}  # jobs without evaluation have none
         is_mistyped = metric is not None and metric not in metrics and schema.is_near(metric, metrics)
-        if value is None and is_mistyped and result.get("status") == "completed":
+        if value is None and is_mistyped and (result.get("status") == "completed" or run.is_paused):
             self.sweep.request_end(END)
         return value
 
@@ -338,10 +339,10 @@ class SweepRunner:
 
     def _require_metric(self) -> None:
         sweep = self.sweep
-        completed = [job for job in sweep.jobs.values() if job.status == "completed"]
-        if sweep.metric is None or not completed or any(job.metric is not None for job in completed):
+        measured = [job for job in sweep.jobs.values() if job.status in ("completed", PAUSED, PRUNED)]
+        if sweep.metric is None or any(sweep.value(sweep.folder(job)) is not None for job in measured) or not measured:
             return
-        there = RunFolder(sweep.folder(completed[0])).stored().get("metrics") or {}
+        there = RunFolder(sweep.folder(measured[0])).stored().get("metrics") or {}
         guess = schema.did_you_mean(sweep.metric, there)
         remedy = "" if sweep.search else " Resume the sweep with the right name."
         raise ConfigError([Problem("sweep.metric", f"no job has a metric '{sweep.metric}'.{guess}{remedy}")])
