@@ -258,6 +258,9 @@ def _of_a_search(config: RunConfig) -> Iterator[Problem]:
 def _of_halving(config: RunConfig) -> Iterator[Problem]:
     """Problems of jobs that pause."""
     metric = str(config.sweep.metric)
+    if config.sweep.search == "cmaes":
+        message = "is cmaes, which learns from whole trainings only, but sweep.halving pauses most; choose tpe"
+        yield Problem("sweep.search", message)
     if not config.checkpoint.are_taken:
         message = "is 'none', but sweep.halving continues jobs from a checkpoint; choose checkpoint=epoch"
         yield Problem("checkpoint", message)

@@ -150,6 +150,7 @@ COMBINATIONS = [
     "sweep.search=tpe mode=plan",
     "sweep.search=grid sweep.num_trials=3 sweep.metric=val_loss sweep.mode=min sweep.halving.factor=3 checkpoint=none"
     " evaluation=none trainer.epochs=auto",
+    "sweep.search=cmaes sweep.num_trials=9 sweep.metric=loss sweep.mode=min sweep.halving.factor=3 trainer.epochs=9",
     "cluster=none data.visitation=dynamic optimizer=sparse_sgd optimizer.staleness_aware=true",
     "cluster.replicas_per_worker=4 data.global_batch_size=3 checkpoint=none export.at_end=true",
     "trainer.steps_per_execution=101 trainer.steps_per_epoch=100",

@@ -117,7 +117,9 @@ def test_an_adaptive_search_varies_ranges_and_goes_over_failed_jobs(start):
     assert more.end() == 0, more.output
     assert {n: result["times"] for n, result in more.results().items()} == {0: 1, 1: 1, 2: 1}
     assert len({result["overrides"][1] for result in more.results().values()}) == 3
-    sweep = start("sweep.search=cmaes", "sweep.num_trials=8", *OBJECTIVE, *space[:3], *HALVING)
+    sweep = start("sweep.search=cmaes", "sweep.num_trials=3", *OBJECTIVE, *space[:3])
+    assert sweep.end() == 0, sweep.output
+    sweep = start("sweep.search=tpe", "sweep.num_trials=8", *OBJECTIVE, *space[:3], *HALVING)
     assert sweep.end() == 0, sweep.output
     for trial in trials(sweep.folder):
         assert 0.001 <= trial.params["optimizer.learning_rate"] <= 1
