@@ -19,7 +19,7 @@ from psrun.launch.sweeps.proposals import OptunaProposals, Parameter
 from psrun.launch.sweeps.runner import SweepRunner
 from psrun.launch.sweeps.search import Part, Search
 from psrun.results.run_folder import PAUSED, PRUNED, RunFolder
-from psrun.results.sweep import Job
+from psrun.results.sweep import END, Job
 
 _REPLICATES = "seed"
 _MOST_AT_ONCE = 512
@@ -131,7 +131,6 @@ class SearchLoop:
             maximize=maximize,
             waits=method not in proposals.ADAPTIVE,
         )
-        self._is_adaptive = method in proposals.ADAPTIVE
         self._maximize = maximize
         self._is_grid = method == "grid"
 
@@ -140,23 +139,29 @@ class SearchLoop:
         self._restore()
         if self._is_grid:
             self._check_all()
-        futures: dict[Future, Part] = {}
-        sweep = self._running.sweep
         with ThreadPoolExecutor(_MOST_AT_ONCE) as pool:
-            while True:
-                self._start(futures, pool)
-                if not futures:
-                    break
-                done, _ = wait(futures, timeout=_LOOKS_EVERY_S, return_when=FIRST_COMPLETED)
-                for future in done:
-                    part = futures.pop(future)
-                    future.result()
-                    if sweep.end_request() is None:
-                        self._ended(part)
-                if done:
-                    self._running.look()
-        if sweep.end_request() is None:
+            try:
+                self._run(pool)
+            except BaseException:
+                self._running.sweep.request_end(END)  # leaving the pool waits for its jobs
+                raise
+        if self._running.sweep.end_request() is None:
             self._end()
+
+    def _run(self, pool: ThreadPoolExecutor) -> None:
+        futures: dict[Future, Part] = {}
+        while True:
+            self._start(futures, pool)
+            if not futures:
+                return
+            done, _ = wait(futures, timeout=_LOOKS_EVERY_S, return_when=FIRST_COMPLETED)
+            for future in done:
+                part = futures.pop(future)
+                future.result()
+                if self._running.sweep.end_request() is None:
+                    self._ended(part)
+            if done:
+                self._running.look()
 
     def _start(self, futures: dict[Future, Part], pool: ThreadPoolExecutor) -> None:
         """Starts as many parts as fit."""
