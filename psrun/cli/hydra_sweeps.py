@@ -78,7 +78,6 @@ def run(arguments: list[str]) -> ExitCode:
         raise ConfigError(str(error)) from error  # options of Hydra's that cannot go together
     finally:
         running.close()
-        _end_workers()
     return running.end(None) if running.has_begun else ExitCode.DONE
 
 
@@ -217,6 +216,7 @@ class SweepLauncher(Launcher):
         inner = plugins.instantiate_launcher(hydra_context=hydra_context, task_function=task_function, config=config)
         if hasattr(inner, "joblib"):  # its options for joblib.Parallel; workers would outlive a killed sweep
             inner.joblib.update(initializer=process.end_with_parent, initargs=(os.getpid(),))
+            self._running.resources.callback(_end_workers)
         self._inner = inner
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -92,6 +93,7 @@ class SweepRunner:
 
     Attributes:
       plans: whether its jobs are planned instead of run.
+      resources: what is closed when the sweep has ended.
     """
 
     def __init__(self, arguments: list[str], before: Sweep | None) -> None:
@@ -105,6 +107,7 @@ class SweepRunner:
         self._shown = False
         self._conclusion = ""
         self.plans = False
+        self.resources = contextlib.ExitStack()
 
     # -- start
 
@@ -198,7 +201,8 @@ class SweepRunner:
             self._forks.begin()
 
     def close(self) -> None:
-        """Ends the fork server."""
+        """Ends the fork server, and closes the resources."""
+        self.resources.close()
         if self._forks is not None:
             self._forks.close()
 
