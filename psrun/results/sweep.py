@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ LOG = "console"  # the console output of a job
 END, KILL = "end", "kill"
 BETWEEN_JOBS_S = 15.0  # without sweep.json, another job may start within this time
 _HOLD_WITHIN_S = 1.0
-_LOWER_IS_BETTER = ("loss", "error", "crossentropy", "mae", "mse", "mape", "msle", "_s")  # page.js has the same list
+_LOWER_IS_BETTER = ("loss", "error", "crossentropy", "mae", "mse", "mape", "msle", "_s")
 _RECORDED = ("number", "overrides", "folder", "status", "metric", "wall_s", "exit_code", "error", "rungs")
 _ENDED = (*OVER, PAUSED, PRUNED, "gone", run_state.UNKNOWN)
 
@@ -263,7 +263,7 @@ class Sweep:
 
     def measured(self, metrics: Mapping[str, Any]) -> float | None:
         """The value that ranks a job with these metrics; None if it has none."""
-        name = self.metric or next((name for name in DEFAULT_METRICS if name in metrics), None)
+        name = self.metric or default_metric(metrics)
         value = metrics.get(name) if name else None
         return float(value) if value is not None else None
 
@@ -444,12 +444,10 @@ class SweepReader:
 
     def _ranked_by(self, jobs: Sequence[Job]) -> tuple[str | None, str]:
         """Metric and mode."""
-        names = {name for job in jobs for name in job.metrics}
-        default = next((name for name in DEFAULT_METRICS if name in names), None)
         of_sweep = self._sweep.metric if self._sweep else None
-        metric = self._metric or of_sweep or default
+        metric = self._metric or of_sweep or default_metric(name for job in jobs for name in job.metrics)
         recorded = self._sweep.mode if self._sweep and metric == of_sweep else None
-        return metric, self._mode or recorded or ("min" if str(metric).endswith(_LOWER_IS_BETTER) else "max")
+        return metric, self._mode or recorded or mode_of(str(metric))
 
 
 def _of_run(now: run_state.RunState, job: Job, metrics: Mapping[str, float]) -> Job:
@@ -468,6 +466,17 @@ def _of_run(now: run_state.RunState, job: Job, metrics: Mapping[str, float]) -> 
         exit_code=exit_code if isinstance(exit_code, int) else None,
         error=None if status in ("completed", "running") else now.error or None,
     )
+
+
+def default_metric(names: Iterable[str]) -> str | None:
+    """The one of these metrics that ranks runs if none is named; None if there is none."""
+    known = set(names)
+    return next((name for name in DEFAULT_METRICS if name in known), None)
+
+
+def mode_of(metric: str) -> str:
+    """'min' or 'max', by the name of a metric."""
+    return "min" if metric.endswith(_LOWER_IS_BETTER) else "max"
 
 
 def _final(search: str | None) -> tuple[str, ...]:
