@@ -157,7 +157,7 @@ def test_readme_can_be_followed_in_a_new_folder(shell, tmp_path, whole):
         if whole or "cluster=local" in arguments or _resumes(arguments) or arguments[0] in COMMANDS:
             shell(shlex.join(["psrun", *_small(arguments)]), tmp_path)
     assert json.loads((runs / "RUN" / "run.json").read_text())["steps"]["applied"] == 8
-    assert (tmp_path / "report.html").stat().st_size > 1e6
+    assert (tmp_path / "report.html").stat().st_size > 5e5
     statuses = [json.loads(file.read_text())["status"] for file in runs.glob("*/**/run.json")]
     # RUN; the first run, two jobs of the sweep, the user's own model.
     assert statuses == ["completed"] * (5 if whole else 1)

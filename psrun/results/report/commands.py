@@ -1,23 +1,16 @@
-"""`psrun report FOLDER...`: runs and sweeps side by side, as a table, CSV, JSON, or a page with charts."""
+"""`psrun report FOLDER...`: runs and sweeps side by side, or against others: a table, CSV, JSON, or a page."""
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import io
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
-from psrun import files
-from psrun.errors import ConfigError, ExitCode, PsrunError
-from psrun.results.report import page, rows, runs, table
-from psrun.results.run_state import printable
-
-_STDOUT = "-"
-_ENDLESS = 10_000  # columns
+from psrun.errors import ConfigError, ExitCode
+from psrun.results.report import comparison, output, page, ranking, rows, runs, table
+from psrun.results.run_state import below, existing, printable
 
 
 def main(arguments: list[str]) -> ExitCode:
@@ -29,20 +22,35 @@ def main(arguments: list[str]) -> ExitCode:
       SystemExit: from argparse, for --help and for invalid arguments.
     """
     options = _parser().parse_args(_joined(arguments))
-    report = _Report(options.folder, options.where, options.sort)
+    _check(options)
+    report = _Report([*options.folder, *options.against], options.where, options.sort)
     columns = report.named_columns(options.columns) if options.columns is not None else []
+    compared = report.compared(options.against, options.metric, pair=not options.unpaired) if options.against else None
     # Standard output holds nothing but the data.
-    console = Console(highlight=False, stderr=_STDOUT in (options.csv, options.json, options.html))
+    console = Console(highlight=False, stderr=output.STDOUT in (options.csv, options.json, options.html))
     for target, write in ((options.csv, table.as_csv), (options.json, table.as_json)):
-        if target is not None:
+        if target is not None and compared:
+            output.write(console, target, write(*comparison.records(compared)))
+        elif target is not None:
             records, fields = report.folded(columns or report.all_columns, bool(options.fold_seeds))
-            _write(console, target, write(records, fields))
+            output.write(console, target, write(records, fields))
     if options.html is not None:
-        titles = [printable(folder) for folder in options.folder]
-        _write(console, options.html, page.render(report.runs, report.axes, named=titles))
+        titles = [printable(folder) for folder in (*options.folder, *options.against)]
+        html = page.render(report.runs, report.axes, ranking=report.ranking, named=titles, compared=compared)
+        output.write(console, options.html, html)
     if not any((options.csv, options.json, options.html)):
-        _to_stdout(report.as_table(console, columns, fold=options.fold_seeds is not False))
+        if compared:
+            output.to_stdout(output.on_paper(console, *comparison.shown(compared)))
+        else:
+            output.to_stdout(report.as_table(console, columns, fold=options.fold_seeds is not False))
     return ExitCode.DONE
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Raises ConfigError for options that do nothing without --against."""
+    named = {"--metric": options.metric, "--unpaired": options.unpaired}
+    if not options.against and (idle := [name for name, value in named.items() if value]):
+        raise ConfigError(f"{' and '.join(idle)}: only with --against; name the runs to compare with")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -55,6 +63,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--columns", metavar="KEY,...", help="columns to show; default: differing keys and all results")
     text = "one row for runs that differ only in the seed (default for the table)"
     parser.add_argument("--fold-seeds", action=argparse.BooleanOptionalAction, help=text)
+    text = "compare with these runs, paired by seed; --csv and --json write the comparisons"
+    parser.add_argument("--against", nargs="+", type=Path, default=[], metavar="FOLDER", help=text)
+    text = "compare this metric instead of the one that ranks the runs; may be repeated"
+    parser.add_argument("--metric", action="append", default=[], help=text)
+    parser.add_argument("--unpaired", action="store_true", help="compare means, for runs that have no common seeds")
     for name in ("csv", "json", "html"):
         what = "an offline page with charts" if name == "html" else f"{name.upper()} (-: standard output)"
         parser.add_argument(f"--{name}", metavar="FILE", help=f"write {what} instead of the table")
@@ -78,7 +91,7 @@ class _Report:
     Attributes:
       rows: of the runs, in their order.
       axes: the keys in which the runs differ.
-      metrics: the names of their metrics, those of evaluations first.
+      metrics: the names of their metrics: the one that ranks them, then those of evaluations.
     """
 
     def __init__(self, folders: Sequence[Path], where: Sequence[str], sort: Sequence[str]) -> None:
@@ -93,7 +106,8 @@ class _Report:
         self.rows = rows.ordered(matching, sort)
         self.runs = [by_name[row["run"]] for row in self.rows]
         self.axes = rows.axes(self.runs)
-        self.metrics = rows.metric_names(self.runs)
+        self.ranking = ranking.of_runs(self.runs)
+        self.metrics = self.ranking.first(rows.metric_names(self.runs))
         self._sort = sort
 
     def named_columns(self, text: str) -> list[str]:
@@ -112,6 +126,14 @@ class _Report:
         columns = [rows.FOLDED if column == rows.SEED else column for column in columns if column != "folder"]
         return rows.ordered(records, self._sort), columns
 
+    def compared(self, against: Sequence[Path], metrics: Sequence[str], *, pair: bool) -> comparison.Comparison:
+        """The runs compared with those in `against`, by the ranking metric if no other is named."""
+        paths = {path for folder in against for path in below(existing(folder).resolve())}
+        baseline = [run for run in self.runs if run.path in paths]
+        others = [run for run in self.runs if run.path not in paths]
+        ranked = [self.ranking.metric] if self.ranking.metric else []
+        return comparison.compare(others, baseline, metrics or ranked, pair=pair)
+
     def as_table(self, console: Console, chosen: list[str], *, fold: bool) -> str:
         """The text for `console`: the table, and lines about it."""
         columns = chosen
@@ -119,21 +141,13 @@ class _Report:
             metrics, measured = ([n for n in names if self._has_values(n)] for names in (self.metrics, rows.MEASURED))
             columns = ["run", "status", *metrics, *self.axes, *measured]
         records, columns = self.folded(columns, fold)
-        terminal = console.is_terminal
         visible = columns
-        if terminal and not chosen:
+        if console.is_terminal and not chosen:
             visible = table.fitting(records, columns, self._spare(columns), console.width)
-        # Without a terminal there is no width; a table of requested columns may be wider than the terminal.
-        room = max(console.width, table.least_width(records, visible)) if terminal else None
         lines = [table.summary(self.runs, records)]
         if hidden := [column for column in columns if column not in visible]:
             lines.append(f"hidden columns: {', '.join(hidden)} (choose columns with --columns; --csv writes all)")
-        out = io.StringIO()
-        paper = Console(file=out, width=room or _ENDLESS, force_terminal=terminal, highlight=False)
-        paper.print(table.table(records, visible, room))
-        for line in [*lines, *table.errors(self.runs)]:
-            paper.print(line, soft_wrap=True, markup=False)
-        return out.getvalue()
+        return output.on_paper(console, records, visible, [*lines, *table.errors(self.runs)])
 
     def _has_values(self, column: str) -> bool:
         """Whether a column has a value; for recoveries, whether there were any."""
@@ -147,37 +161,10 @@ class _Report:
         evaluated = [name for name in self.metrics if name.startswith("val_")]
         trained = [name for name in self.metrics if name not in evaluated]
         essential = (evaluated or trained)[:2]
+        if self.ranking.metric and self.ranking.metric not in essential:
+            essential = [self.ranking.metric, *essential[:1]]
         order = [
             *reversed(implied), "wall_s", "steps", "steps_per_s", *reversed(trained), *reversed(evaluated),
             "recoveries", "examples_per_s", *reversed(explicit), rows.FOLDED,
         ]  # fmt: skip
         return [column for column in order if column in columns and column not in essential]
-
-
-def _write(console: Console, target: str, text: str) -> None:
-    """Writes a file, or to standard output. Raises PsrunError if that is not possible."""
-    if target == _STDOUT:
-        _to_stdout(text)
-        return
-    path = Path(target)
-    try:
-        if path.exists() and not path.is_file():  # such as /dev/stdout, which must not be replaced
-            path.write_text(text, encoding="utf-8")
-        else:
-            files.write_atomic(path, text)
-    except OSError as error:
-        raise PsrunError(f"the report cannot be written to {target}: {error.strerror or error}") from error
-    console.print(f"written to {target}", soft_wrap=True, markup=False)
-
-
-def _to_stdout(text: str) -> None:
-    """Bypasses sys.stdout, which would buffer unwritable output and fail again at exit."""
-    try:
-        # A reader such as `head` closes the pipe early.
-        with (
-            contextlib.suppress(BrokenPipeError),
-            open(os.dup(1), "w", encoding="utf-8", errors="backslashreplace") as out,
-        ):
-            out.write(text)
-    except OSError as error:
-        raise PsrunError(f"the report cannot be written to standard output: {error.strerror or error}") from error

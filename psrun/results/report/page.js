@@ -7,7 +7,8 @@ const DISTINGUISHING = distinguishing();
 const NAMED = [...DISTINGUISHING, ...Object.keys(DATA.axes).filter((axis) => !DISTINGUISHING.includes(axis)).sort((a, b) => (a === "seed") - (b === "seed"))];
 const AXES = { ...Object.fromEntries(NAMED.map((axis) => [axis, DATA.axes[axis]])), ...(new Set(DATA.runs.map((run) => run.status)).size > 1 ? { status: "status" } : {}) };
 const CONFIGURATION = "configuration";
-const state = { chosen: {}, color: CONFIGURATION, metric: "loss", run: null, tone: null, sort: null, descending: false, fold: false };
+const state = { chosen: {}, color: CONFIGURATION, metric: "loss", rank: DATA.ranking.metric, run: null, tone: null, sort: null, descending: false, fold: false };
+const CHARTS = charts();
 const byId = (id) => document.getElementById(id);
 const valueOf = (run, axis) => (axis === "status" ? run.status : run.axes[axis] ?? "");
 
@@ -69,9 +70,16 @@ function choices() {
   byId("color").onchange = (event) => { state.color = event.target.value; update(); };
   const names = unique(DATA.runs.flatMap((run) => Object.keys(run.curves)).map((name) => name.replace(/^val_/, "")));
   byId("metric").replaceChildren(...names.map((value) => el("option", { value }, value)));
-  state.metric = names.find((name) => name !== "loss") ?? "loss";
+  const ranked = DATA.ranking.metric?.replace(/^val_/, "");
+  // The loss has a chart of its own.
+  state.metric = [ranked, ...names].find((name) => names.includes(name) && name !== "loss") ?? "loss";
   byId("metric").value = state.metric;
-  byId("metric").onchange = (event) => { state.metric = event.target.value; update(); };
+  byId("metric").onchange = (event) => {
+    state.metric = event.target.value;
+    state.rank = DATA.metrics.includes(`val_${state.metric}`) ? `val_${state.metric}` : state.metric;
+    update();
+  };
+  byId("metric").parentElement.hidden = !names.length;
   state.fold = unique(DATA.runs.map((run) => run.group)).length < DATA.runs.length;
   const box = byId("fold").querySelector("input");
   box.checked = state.fold;
@@ -97,8 +105,6 @@ function colors() {
 
 // -- cards and table
 
-const LOWER_IS_BETTER = /(loss|error|crossentropy|mae|mse|mape|msle|_s)$/;
-
 /** A card: 'best val_auc 0.771 (run 4)'. */
 const card = (what, value, more) => el("div", { className: "tile" }, el("span", {}, what), " ", el("b", {}, value), " ", more);
 const nameOf = (run) => el("span", { title: label(run) }, `(run ${run.name})`);
@@ -108,11 +114,12 @@ const best = (runs, get, lower) => runs.reduce((a, b) => ((lower ? get(b) < get(
 function tiles(runs) {
   const count = [...grouped(runs, (run) => run.status)].map(([status, those]) => `${those.length} ${status}`);
   const made = [card("runs", `${runs.length} of ${DATA.runs.length}`, el("span", {}, count.join(", ")))];
-  const metric = DATA.metrics.find((name) => name.startsWith("val_") && !name.endsWith("loss")) ?? DATA.metrics[0];
-  for (const name of unique([metric, "val_loss"]).filter((each) => DATA.metrics.includes(each))) {
+  const evaluated = DATA.metrics.filter((name) => name.startsWith("val_"));
+  for (const name of unique([DATA.ranking.metric, ...evaluated]).filter((each) => DATA.metrics.includes(each)).slice(0, 2)) {
     const measured = runs.filter((run) => known(run.metrics[name]));
     if (!measured.length) continue;
-    const winner = best(measured, (run) => run.metrics[name], LOWER_IS_BETTER.test(name));
+    const lower = name === DATA.ranking.metric ? DATA.ranking.mode === "min" : DATA.lower.includes(name);
+    const winner = best(measured, (run) => run.metrics[name], lower);
     made.push(card(`best ${name}`, shown(winner.metrics[name]), nameOf(winner)));
   }
   const measured = runs.filter((run) => run.examples_per_s);
@@ -120,7 +127,8 @@ function tiles(runs) {
     const winner = best(measured, (run) => run.examples_per_s, false);
     made.push(card("highest examples/s", shown(Math.round(winner.examples_per_s)), nameOf(winner)));
   }
-  made.push(card("recoveries", String(runs.reduce((sum, run) => sum + (run.recoveries ?? 0), 0)), el("span", {}, "of lost tasks")));
+  const recoveries = runs.reduce((sum, run) => sum + (run.recoveries ?? 0), 0);
+  if (recoveries) made.push(card("recoveries", String(recoveries), el("span", {}, "of lost tasks")));
   byId("tiles").replaceChildren(...made);
 }
 
@@ -182,10 +190,13 @@ function table(runs) {
 }
 
 function diffs(runs) {
-  byId("diffs").replaceChildren(...runs.map((run) => {
+  const differing = runs.filter((run) => Object.keys(run.diff).length);
+  byId("diffs").replaceChildren(...differing.map((run) => {
     const parts = Object.entries(run.diff).map(([key, value]) => el("code", {}, `${key}=${value}`));
-    return el("div", { className: "diff" }, el("b", {}, run.name), el("div", {}, ...(parts.length ? parts : ["nothing"])));
+    return el("div", { className: "diff" }, el("b", {}, run.name), el("div", {}, ...parts));
   }));
+  byId("diffs").hidden = byId("diffs-note").hidden = !differing.length;
+  byId("configuration").hidden = !differing.length && !Object.keys(DATA.common).length;
 }
 
 function common() {
@@ -194,42 +205,71 @@ function common() {
   byId("common").replaceChildren(...pairs.map(([key, value]) => el("div", {}, el("code", {}, `${key}=${value || "null"}`))));
 }
 
+// -- the comparison with a baseline
+
+function compared() {
+  const card = byId("compared");
+  card.hidden = !DATA.compared;
+  if (card.hidden) return Promise.resolve();
+  const columns = ["configuration", "metric", "n", "mean", "against", "difference", "95% interval", "p"];
+  const head = el("tr", {}, ...columns.map((name) => el("th", {}, name)));
+  const body = DATA.compared.table.map((each) => el("tr", {}, ...columns.map((name) => el("td", {}, shown(each[name])))));
+  byId("compared-table").replaceChildren(el("table", {}, el("thead", {}, head), el("tbody", {}, ...body)));
+  byId("compared-notes").replaceChildren(...DATA.compared.notes.map((note) => el("p", { className: "note" }, note)));
+  const metrics = unique(DATA.compared.rows.map((each) => each.metric));
+  const specs = metrics.map(differences).filter(Boolean);
+  return embed(byId("compared-plot"), specs);
+}
+
 // -- charts
 
-const LAYOUT = {
-  height: 320, showlegend: false, hovermode: "closest", dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
-  paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
-  font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: "#1d2433" }, hoverlabel: { align: "left" },
+const FONT = getComputedStyle(document.body).fontFamily;
+const CONFIG = {
+  font: FONT, background: null, view: { stroke: null },
+  axis: { gridColor: "#e8ebf0", domainColor: "#b9c0cc", tickColor: "#b9c0cc", labelColor: "#1d2433", titleColor: "#1d2433", titleFontWeight: 500, labelFontSize: 12, titleFontSize: 12 },
+  axisX: { labelFlush: true, tickCount: NARROW ? 4 : 6 }, legend: { labelFontSize: 12, labelColor: "#1d2433" },
 };
-const AXIS = { gridcolor: "#e8ebf0", linecolor: "#b9c0cc", zeroline: false, automargin: true };
-const CONFIG = { responsive: true, displaylogo: false, displayModeBar: innerWidth > 1000 ? "hover" : false, modeBarButtonsToRemove: ["select2d", "lasso2d"] };
+const MOST_NODES = 3000;  // of a picture of elements; a larger one is drawn as pixels
+const EMBED = { actions: false, ast: true, tooltip: { theme: "light" } };  // ast: without eval, which the page forbids
+
+const rendererOf = (spec) => ([spec, ...(spec.layer ?? [])].some((part) => part.data?.values.length > MOST_NODES) ? "canvas" : "svg");
+
+/** Draws specifications below each other in place of what is in `plot`. */
+function embed(plot, specs) {
+  for (const view of plot.views ?? []) view.finalize();
+  const boxes = specs.map(() => el("div", { className: "view" }));
+  plot.replaceChildren(...boxes);
+  const whole = (spec) => ({ width: "container", height: 270, autosize: { type: "fit-x", contains: "padding" }, config: CONFIG, ...spec });
+  return Promise.all(specs.map((spec, index) => vegaEmbed(boxes[index], whole(spec), { ...EMBED, renderer: rendererOf(spec) }))).then((views) => { plot.views = views; });
+}
 
 function frames() {
   byId("charts").replaceChildren(...CHARTS.map((chart) => {
-    const inside = [el("h2", {}, chart.title), el("p", { className: "note" }, chart.note)];
-    if (chart.pick) inside.push(el("select", { className: "pick", id: "pick", onchange: (event) => { state.run = event.target.value; draw(chart, chosen()); } }));
-    inside.push(el("div", { className: "plot", id: `plot-${chart.id}` }), el("p", { className: "empty", id: `empty-${chart.id}`, hidden: true }));
-    return el("figure", { className: chart.wide ? "card wide" : "card", id: chart.id }, ...inside);
+    const inside = [el("h2"), el("p", { className: "note" })];
+    const choose = (event) => {
+      state.run = event.target.value;
+      pick(chosen());
+      for (const each of CHARTS) if (each.pick) draw(each, chosen());
+    };
+    if (chart.pick) inside.push(el("select", { className: "pick", ariaLabel: "run", onchange: choose }));
+    return el("figure", { className: chart.wide ? "card wide" : "card", id: chart.id }, ...inside, el("div", { className: "plot", id: `plot-${chart.id}` }));
   }));
 }
 
+/** Draws a chart; one that has nothing to show has no card. */
 function draw(chart, runs) {
-  const made = runs.length ? chart.draw(runs, state) : "no run is selected";
-  const plot = byId(`plot-${chart.id}`), empty = byId(`empty-${chart.id}`);
-  plot.hidden = typeof made === "string";
-  empty.hidden = !plot.hidden;
-  empty.textContent = plot.hidden ? made : "";
-  byId(chart.id).querySelector(".note").textContent = chart.note + (made.note ?? "");
-  if (plot.hidden) return Plotly.purge(plot);
-  const layout = { ...LAYOUT, ...made.layout, margin: { l: 52, r: 14, t: 10, b: 42, ...made.layout.margin } };
-  for (const name of ["xaxis", "yaxis"]) layout[name] = { ...AXIS, ...made.layout[name] };
-  return Plotly.react(plot, made.traces, layout, CONFIG);
+  const made = runs.length ? chart.draw(runs, state) : null;
+  const card = byId(chart.id);
+  card.hidden = made === null;
+  card.querySelector("h2").textContent = chart.title(state);
+  card.querySelector(".note").textContent = chart.note + (made?.note ?? "");
+  return embed(byId(`plot-${chart.id}`), made?.specs ?? []);
 }
 
 function pick(runs) {
   const order = [...runs].sort((a, b) => (b.recoveries ?? 0) - (a.recoveries ?? 0));
   if (!runs.some((run) => run.name === state.run)) state.run = order[0]?.name ?? null;
-  byId("pick").replaceChildren(...order.map((run) => {
+  for (const each of document.querySelectorAll(".pick")) each.replaceChildren(...order.map((run) => {
     const note = run.recoveries ? ` (${run.recoveries} ${run.recoveries === 1 ? "recovery" : "recoveries"})` : "";
     return el("option", { value: run.name, selected: run.name === state.run }, short(`${run.name}${note}: ${label(run)}`, 60));
   }));
@@ -242,20 +282,21 @@ function update() {
   table(runs);
   diffs(runs);
   pick(runs);
-  return Promise.all(CHARTS.map((chart) => draw(chart, runs)));
+  delete document.body.dataset.drawn;
+  return Promise.all([compared(), ...CHARTS.map((chart) => draw(chart, runs))]).then(() => { document.body.dataset.drawn = "true"; });
 }
 
 function start() {
   const versions = DATA.versions.length ? ` of psrun ${DATA.versions.join(", ")}` : "";
   byId("title").textContent = `Runs in ${DATA.named.join(", ")}`;
-  byId("about").textContent = `${DATA.runs.length} runs${versions}; report by psrun ${DATA.psrun}, ${DATA.made}`;
+  byId("about").textContent = `${DATA.runs.length} ${DATA.runs.length === 1 ? "run" : "runs"}${versions}; report by psrun ${DATA.psrun}, ${DATA.made}`;
   byId("choose").open = innerWidth > 1000;
   document.title = `psrun: ${DATA.named.join(", ")}`;
   facets();
   choices();
   frames();
   common();
-  update().then(() => { document.body.dataset.drawn = "true"; });
+  update();
 }
 
 start();

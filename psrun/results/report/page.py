@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import json
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -15,35 +16,47 @@ from typing import Any
 from psrun import __version__
 from psrun.config import delays
 from psrun.errors import PsrunError
+from psrun.results import sweep
 from psrun.results.events import Event
 from psrun.results.reading import entries, mapping, number
-from psrun.results.report import rows
+from psrun.results.report import comparison, rows
+from psrun.results.report.ranking import Ranking
 from psrun.results.report.runs import Run, events
 from psrun.results.report.table import headings
 
+_MOST_POINTS = 120  # of a task's measurements over time
 _MARKS = ("checkpoint", "evaluation", "failure", "restored")
 Values = dict[str, Any]
 
 
-def render(runs: Sequence[Run], axes: Sequence[str], *, named: Sequence[str]) -> str:
+def render(
+    runs: Sequence[Run],
+    axes: Sequence[str],
+    *,
+    ranking: Ranking,
+    named: Sequence[str],
+    compared: comparison.Comparison | None = None,
+) -> str:
     """The page as HTML.
 
     Args:
       runs: in the order of the list.
       axes: the keys in which runs differ, for the filters.
       named: the folders of the report.
+      compared: the runs against a baseline, for a card of its own.
 
     Raises:
-      PsrunError: the plotting library is not installed.
+      PsrunError: the package with the plotting library is not installed.
     """
     try:
-        library = importlib.import_module("plotly.offline").get_plotlyjs()
+        library = importlib.import_module("vl_convert").javascript_bundle()
     except ImportError as error:
-        raise PsrunError(f"--html draws with plotly: pip install 'psrun[report]' ({error})") from error
+        raise PsrunError(f"--html draws with Vega-Lite: pip install 'psrun[report]' ({error})") from error
     here = resources.files(__package__)
     names = ("page.html", "page.css", "charts.js", "page.js")
     html, style, charts, script = ((here / name).read_text(encoding="utf-8") for name in names)
-    data = json.dumps(_data(runs, axes, named), allow_nan=False, separators=(",", ":"), default=str)
+    values = {**_data(runs, axes, named), **_ranked(runs, ranking), "compared": _compared(compared)}
+    data = json.dumps(values, allow_nan=False, separators=(",", ":"), default=str)
     data = data.replace("<", "\\u003c")  # data must not close the element that holds it
     return Template(html).substitute(data=data, style=style, library=library, charts=charts, script=script)
 
@@ -59,10 +72,24 @@ def _data(runs: Sequence[Run], axes: Sequence[str], named: Sequence[str]) -> Val
         "psrun": __version__,
         "versions": sorted(versions - {"None"}),
         "axes": headings(axes),
-        "metrics": rows.metric_names(runs),
         "common": {key: rows.shown(value) for key, value in common.items()},
         "runs": [_run(*each, common) for each in zip(runs, rows.groups(runs), _texts(runs, axes))],
     }
+
+
+def _ranked(runs: Sequence[Run], ranking: Ranking) -> Values:
+    names = ranking.first(rows.metric_names(runs))
+    lower = [name for name in names if sweep.mode_of(name) == "min"]
+    return {"metrics": names, "lower": lower, "ranking": {"metric": ranking.metric, "mode": ranking.mode}}
+
+
+def _compared(compared: comparison.Comparison | None) -> Values | None:
+    """The comparisons as numbers, for the chart, and as in the terminal."""
+    if compared is None:
+        return None
+    table, _, notes = comparison.shown(compared)
+    records, _ = comparison.records(compared)
+    return {"rows": records, "table": table, "notes": notes}
 
 
 def _texts(runs: Sequence[Run], axes: Sequence[str]) -> list[dict[str, str]]:
@@ -83,6 +110,7 @@ def _run(run: Run, group: int, axes: Mapping[str, str], common: Mapping[str, Any
         "error": run.error,
         "problem": problem,
         "axes": axes,
+        "numbers": {axis: number(row.get(axis)) for axis in axes},
         "metrics": rows.metrics(run),
         **{name: row[name] for name in (*rows.MEASURED, "time_to_first_step_s") if name in row},
         "workers": number(cluster.get("num_workers")),
@@ -93,6 +121,7 @@ def _run(run: Run, group: int, axes: Mapping[str, str], common: Mapping[str, Any
         "curves": _curves(happened),
         "epochs": [_epoch(event) for event in happened if event.kind == "epoch"],
         "bytes": _bytes(run),
+        "system": _system(happened),
         "marks": [_mark(event) for event in happened if event.kind in _MARKS],
         "recovered": entries(run.result.get("recoveries")),
         "diff": {key: rows.shown(value) or "null" for key, value in run.config.items() if key not in common},
@@ -142,6 +171,36 @@ def _mark(event: Event) -> Values:
     values = {"step": event.step, "wall_s": event.wall_s, **event.data}
     names = ("step", "wall_s", "task", "cause", "action", "seconds")
     return {"kind": event.kind, **{name: values[name] for name in names if values.get(name) is not None}}
+
+
+def _system(events: Sequence[Event]) -> dict[str, dict[str, list[float | None]]]:
+    """By task: CPU, memory and bytes per second over time, at MOST_POINTS times at most."""
+    by_task: dict[str, list[Event]] = {}
+    for event in events:
+        if event.kind == "system" and event.data.get("task"):
+            by_task.setdefault(str(event.data["task"]), []).append(event)
+    return {
+        task: _over_time(measured[:: math.ceil(len(measured) / _MOST_POINTS)]) for task, measured in by_task.items()
+    }
+
+
+def _over_time(measured: Sequence[Event]) -> dict[str, list[float | None]]:
+    values: dict[str, list[float | None]] = {"at_s": [round(event.wall_s, 1) for event in measured]}
+    for name in ("cpu_percent", "memory_bytes"):
+        values[name] = [number(event.data.get(name)) for event in measured]
+    for name, total in (("received_per_s", "received_bytes"), ("sent_per_s", "sent_bytes")):
+        values[name] = [None, *(_rate(*pair, total) for pair in itertools.pairwise(measured))]
+    return values
+
+
+def _rate(before: Event, after: Event, total: str) -> float | None:
+    """The growth per second of a count; None if it began anew, as after a restart of the task."""
+    first = number(before.data.get(total))
+    last = number(after.data.get(total))
+    seconds = after.wall_s - before.wall_s
+    if first is None or last is None or last < first or seconds <= 0:
+        return None
+    return round((last - first) / seconds, 1)
 
 
 def _stages(run: Run) -> dict[str, float] | None:

@@ -28,7 +28,7 @@ _LONGEST_LIST = 40  # characters of values that are shown
 _LONGEST_MAPPING = 20
 _FEATURES = "data.features"
 _TYPES = ("kind", "_target_")  # the choice of a group
-_NOT_COMPARED = ("resume", "task.type", "task.index")  # how a run was started, not what it trained
+NOT_COMPARED = ("resume", "task.type", "task.index")  # how a run was started, not what it trained
 _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     "<=": operator.le, ">=": operator.ge, "!=": operator.ne, "==": operator.eq,
     "=": operator.eq, "<": operator.lt, ">": operator.gt,
@@ -145,19 +145,20 @@ def _joined(runs: Sequence[Run]) -> list[Row]:
 
 def _is_axis(key: str, rows: Sequence[Row], overridden: bool) -> bool:
     group, _, last = key.rpartition(".")
-    if key in _NOT_COMPARED or group == "sweep" or (last in _TYPES and "." not in group):
+    if key in NOT_COMPARED or group == "sweep" or (last in _TYPES and "." not in group):
         return False
-    if not any(key in each for each in rows) or not _differs(each.get(key) for each in rows):
+    if not any(key in each for each in rows) or not differs(each.get(key) for each in rows):
         return False
     if overridden or not group:
         return True
     alike: dict[Any, list[Any]] = {}
     for each in rows:
         alike.setdefault(each.get(key.partition(".")[0]), []).append(each.get(key))
-    return any(_differs(values) for values in alike.values())
+    return any(differs(values) for values in alike.values())
 
 
-def _differs(values: Iterable[Any]) -> bool:
+def differs(values: Iterable[Any]) -> bool:
+    """Whether there are different values; 1 and 1.0 are equal."""
     return len({_text(value) for value in values}) > 1
 
 
@@ -231,7 +232,7 @@ def groups(runs: Sequence[Run]) -> list[int]:
     numbers: dict[str, int] = {}
     group_of_run = []
     for index, run in enumerate(runs):
-        others = {key: value for key, value in run.config.items() if key not in (SEED, *_NOT_COMPARED)}
+        others = {key: value for key, value in run.config.items() if key not in (SEED, *NOT_COMPARED)}
         what = _text([others, run.overrides.get("experiment")]) if run.config else str(index)
         group_of_run.append(numbers.setdefault(what, len(numbers)))
     return group_of_run
@@ -245,7 +246,7 @@ def folded(rows: Sequence[Row], numbers: Sequence[int]) -> list[Row]:
     return [
         merged
         for same in together.values()
-        for merged in ([_one(same)] if _differs(each.get(SEED) for each in same) else same)
+        for merged in ([_one(same)] if differs(each.get(SEED) for each in same) else same)
     ]
 
 
@@ -254,7 +255,7 @@ def _one(same: Sequence[Row]) -> Row:
     for key in dict.fromkeys(key for each in same for key in each):
         values = [each[key] for each in same if each.get(key) is not None]
         numbers = [value for value in values if number(value) is not None]
-        if not _differs(values):
+        if not differs(values):
             merged[key] = values[0] if values else None
         elif len(numbers) == len(values):
             merged[key] = Spread(statistics.fmean(numbers), statistics.stdev(numbers))

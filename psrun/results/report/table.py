@@ -17,7 +17,16 @@ from psrun.results.report.rows import FOLDED, Row, Spread, briefly, shown
 from psrun.results.report.runs import Run
 
 _BETWEEN = 2  # characters between two columns
-_STYLES = {"completed": "green", "failed": "red", "interrupted": "yellow", "running": "cyan", "unknown": "red"}
+_STYLES = {
+    "completed": "green",
+    "failed": "red",
+    "interrupted": "yellow",
+    "running": "cyan",
+    "unknown": "red",
+    "gone": "red",
+    "paused": "dim",
+    "pruned": "dim",
+}
 
 
 def headings(columns: Sequence[str]) -> dict[str, str]:
