@@ -8,6 +8,7 @@ import signal
 COMMANDS = {
     "checkpoint": "psrun.checkpoint.commands",
     "data": "psrun.data.commands",
+    "diff": "psrun.results.report.diff",
     "init": "psrun.cli.init",
     "report": "psrun.results.report.commands",
     "submit": "psrun.cli.submit",

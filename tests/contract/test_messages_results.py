@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 from recorded_runs import a_run, a_sweep
 
 from psrun.checkpoint.manifest import Contents
 from psrun.results.report import commands as report
+from psrun.results.report import diff
 from psrun.results.run_folder import RunFolder
 from psrun.results.watch import commands as watch
 
@@ -20,6 +23,23 @@ REPORTS = {
     "ambiguous column": ["--columns", "kind"],
 }
 COMMANDS = {"report": report.main, "watch": watch.main}
+# The folders: sweep has one run without a metric; new and base differ in the partitioner, other has other seeds.
+COMPARISONS = {
+    "a metric without a baseline": ["new", "--metric", "val_auc"],
+    "unpaired without a baseline": ["new", "--unpaired"],
+    "mistyped metric": ["new", "--against", "base", "--metric", "val_acu"],
+    "no metric": ["bare/1", "--against", "bare/2"],
+    "several configurations in the baseline": ["new", "--against", "sweep"],
+    "no completed run in the baseline": ["new", "--against", "sweep/2"],
+    "nothing but the baseline": ["new", "--against", "new"],
+    "no common seed": ["new", "--against", "other"],
+}
+DIFFS = {
+    "a sweep": ["sweep", "new/1"],
+    "several runs": ["new/1", "base"],
+    "the same run": ["new/1", "new/../new/1"],
+    "no run": ["new/1", "nowhere"],
+}
 TABLE = {"table": {"shape": [8, 2], "dtype": "float32"}}
 HERE = Contents("Adagrad", TABLE, {"table/accumulator": TABLE["table"]}, [])
 OTHERS = {
@@ -34,6 +54,37 @@ OTHERS = {
 @pytest.mark.parametrize("mistake", REPORTS)
 def test_a_mistake_in_a_report(mistake, tmp_path, says):
     says(report.main, [str(a_sweep(tmp_path / "sweep")), *REPORTS[mistake]])
+
+
+@pytest.fixture
+def compared(tmp_path, monkeypatch):
+    """Folders of runs to compare, in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    (a_sweep(tmp_path / "sweep") / "sweep.json").write_text("{}")
+    for seed in (1, 2):
+        a_run(tmp_path / "new" / str(seed), seed=seed, auc=0.8 + seed**2 / 100, partitioner="fixed_shards")
+        a_run(tmp_path / "base" / str(seed), seed=seed)
+        a_run(tmp_path / "other" / str(seed), seed=seed + 7)
+        a_run(tmp_path / "bare" / str(seed), seed=seed, metrics=None)
+
+
+@pytest.mark.usefixtures("compared")
+@pytest.mark.parametrize("mistake", COMPARISONS)
+def test_a_mistake_in_a_comparison(mistake, says):
+    says(report.main, COMPARISONS[mistake])
+
+
+@pytest.mark.usefixtures("compared")
+@pytest.mark.parametrize("package", ["scipy", "statsmodels.stats.multitest"])
+def test_a_package_that_a_comparison_lacks(package, monkeypatch, says):
+    monkeypatch.setitem(sys.modules, package, None)
+    says(report.main, ["new", "--against", "base", "--metric", "val_auc"])
+
+
+@pytest.mark.usefixtures("compared")
+@pytest.mark.parametrize("mistake", DIFFS)
+def test_a_mistake_in_a_diff(mistake, says):
+    says(diff.main, DIFFS[mistake])
 
 
 @pytest.mark.parametrize("name", ["nowhere", "empty", "file"])

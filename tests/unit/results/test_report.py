@@ -265,7 +265,7 @@ SPOILT = {
 @pytest.mark.parametrize("name", ["run.json", "config.yaml", "metrics.jsonl"])
 @pytest.mark.parametrize("how", SPOILT)
 def test_an_incomplete_run_is_a_row_with_its_error(tmp_path, report, name, how):
-    pytest.importorskip("plotly")
+    pytest.importorskip("vl_convert")
     a_run(tmp_path / "runs" / "good")
     SPOILT[how](a_run(tmp_path / "runs" / "spoilt", seed=2) / name)
     row_by_run = {row["run"]: row for row in listed(report, tmp_path / "runs")}
@@ -292,7 +292,7 @@ def test_events_replace_a_lost_result(tmp_path, report):
 
 
 def test_runs_of_other_versions_lack_keys_or_have_other_things_in_them(tmp_path, report):
-    pytest.importorskip("plotly")
+    pytest.importorskip("vl_convert")
     keys = ["metrics", "steps", "placement", "recoveries", "cluster", "overrides", "versions", "error", "step_time"]
     for index, value in enumerate((None, 3, "text", [1, "text", None], {"a": {"b": "c"}})):
         a_run(tmp_path / "runs" / str(index), seed=index, **dict.fromkeys(keys, value))
@@ -312,7 +312,7 @@ def test_numbers_that_are_none_are_no_values(tmp_path, report, monkeypatch, numb
             (folder / name).write_text(text)
     assert "0.9" in report(tmp_path / "runs", "--sort", "val_auc")
     assert {each["val_loss"] for each in listed(report, tmp_path / "runs")} == {None}
-    pytest.importorskip("plotly", reason="pip install -e '.[test]'")
+    pytest.importorskip("vl_convert", reason="pip install -e '.[test]'")
     report(tmp_path / "runs", "--html", tmp_path / "page.html")
     monkeypatch.setattr("psrun.results.sweep.BETWEEN_JOBS_S", 0.0)
     assert watching.SweepView(tmp_path / "runs", Console(file=io.StringIO()), metric=None, mode=None).follow() == 0
@@ -335,7 +335,7 @@ def test_an_abandoned_run_is_marked(tmp_path, report):
 
 
 def test_names_of_folders_may_be_anything(tmp_path, report):
-    pytest.importorskip("plotly")
+    pytest.importorskip("vl_convert")
     for name in ("[red]a[/red]", "b\nc", 'd,"e', os.fsdecode(b"f\xff")):
         a_run(tmp_path / "runs" / name, seed=len(name))
     text = report(tmp_path / "runs", "--no-fold-seeds")
@@ -375,8 +375,8 @@ def test_standard_output_that_cannot_be_written_is_a_named_error(tmp_path, optio
     assert (done.returncode, done.stderr) == (1, message)
 
 
-def test_without_plotly_the_page_names_what_to_install(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+def test_without_the_charts_the_page_names_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "vl_convert", None)
     with pytest.raises(PsrunError, match=r"pip install 'psrun\[report\]'"):
         main([str(a_run(tmp_path / "run")), "--html", str(tmp_path / "page.html")])
     assert not (tmp_path / "page.html").exists()
@@ -405,7 +405,10 @@ def test_a_run_as_psrun_leaves_it(psrun):
 @pytest.mark.command
 def test_the_help_is_short_and_nothing_of_tensorflow_is_imported(psrun):
     assert len(psrun("report", "--help").stdout.splitlines()) <= 35
-    code = "import sys, psrun.results.report.commands; assert not {'tensorflow', 'plotly'} & set(sys.modules)"
+    heavy = {"tensorflow", "vl_convert", "scipy", "statsmodels"}
+    code = (
+        f"import sys, psrun.results.report.commands, psrun.results.report.diff; assert not {heavy} & set(sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
 
 
