@@ -2,32 +2,26 @@
 
     python benchmarks/differences.py FOLDER --baseline KEY=VALUE [--metric val_auc] [--within KEY]
 
-A configuration is the keys that differ between the runs, without the seed. Each is compared with the baseline by
-Student's paired t test over the seeds that both have, two-sided, corrected for the number of comparisons as by Holm (A
-Simple Sequentially Rejective Multiple Test Procedure, 1979). With `--within`, only runs with the same value of that key
-are compared.
+A configuration is the keys that differ between the runs, without the seed. Each is compared with the baseline by the
+test of `psrun report --against`, corrected for the number of comparisons. With `--within`, only runs with the same
+value of that key are compared.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
-import sys
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from scipy import stats
+
+from psrun.results.report import comparison, rows, runs
 
 Configuration = tuple[tuple[str, str], ...]
 BySeed = dict[int, float]
-_BETWEEN = ("folder", "status")  # the keys that differ are between these two in a row of a report
-LEVEL = 0.05
 
 
 def main() -> None:
@@ -37,8 +31,9 @@ def main() -> None:
     parser.add_argument("--metric", default="val_auc")
     parser.add_argument("--within", metavar="KEY", help="compare runs with the same value of this key")
     options = parser.parse_args()
-    values = by_configuration(rows(options.folder), options.metric)
-    table = Table("configuration", "seeds", f"{options.metric}: mean ± sd", "difference", f"p (< {LEVEL}: significant)")
+    values = by_configuration(options.folder, options.metric)
+    level = comparison.LEVEL
+    table = Table("configuration", "seeds", f"{options.metric}: mean ± sd", "difference", f"p (< {level}: significant)")
     key, _, value = options.baseline.partition("=")
     known = {name for configuration in values for name, _ in configuration}
     if unknown := {key, options.within or key} - known:
@@ -48,29 +43,24 @@ def main() -> None:
         if baseline is None:
             parser.error(f"no run of {dict(group[0])} has {options.baseline}")
         others = [each for each in group if each != baseline]
-        found = {each: difference(values[each], values[baseline]) for each in others}
-        corrected = dict(zip(others, holm([p for _, p in found.values()]), strict=True))
+        found = comparison.corrected([comparison.paired(values[each], values[baseline]) for each in others])
+        shown = {each: _shown(difference) for each, difference in zip(others, found, strict=True)}
         for each in group:
-            shown = (f"{found[each][0]:+.4f}", f"{corrected[each]:.3f}") if each in found else ("baseline", "")
             name = " ".join(f"{key}={value}" for key, value in each)
-            table.add_row(name, str(len(values[each])), _spread(list(values[each].values())), *shown)
+            cells = shown.get(each, ("baseline", ""))
+            table.add_row(name, str(len(values[each])), _spread(list(values[each].values())), *cells)
     Console(width=160).print(table)
 
 
-def rows(folder: Path) -> list[dict[str, Any]]:
-    """The completed runs in the folder, as `psrun report` has them."""
-    command = [sys.executable, "-m", "psrun", "report", str(folder), "--json", "-", "--where", "status=completed"]
-    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-
-
-def by_configuration(runs: Sequence[Mapping[str, Any]], metric: str) -> dict[Configuration, BySeed]:
-    """The metric of each configuration by seed."""
+def by_configuration(folder: Path, metric: str) -> dict[Configuration, BySeed]:
+    """The metric of the completed runs in the folder, by configuration and seed."""
+    completed = [run for run in runs.find([folder]) if run.state.outcome == "completed"]
+    differing = [key for key in rows.axes(completed) if key != rows.SEED]
     values: dict[Configuration, BySeed] = defaultdict(dict)
-    for row in runs:
-        keys = list(row)
-        differing = keys[keys.index(_BETWEEN[0]) + 1 : keys.index(_BETWEEN[1])]
-        configuration = tuple((key, str(row[key])) for key in differing if key != "seed" and row[key] is not None)
-        values[configuration][row["seed"]] = row[metric]
+    for run in completed:
+        row = rows.row(run)
+        configuration = tuple((key, str(row[key])) for key in differing if row.get(key) is not None)
+        values[configuration][row[rows.SEED]] = row[metric]
     return values
 
 
@@ -82,23 +72,13 @@ def groups(values: Mapping[Configuration, BySeed], key: str | None) -> list[list
     return list(by_value.values())
 
 
-def difference(of: BySeed, baseline: BySeed) -> tuple[float, float]:
-    """The mean difference over the common seeds, and its p value."""
-    seeds = sorted(of.keys() & baseline.keys())
-    pairs = [of[seed] for seed in seeds], [baseline[seed] for seed in seeds]
-    return mean(pairs[0]) - mean(pairs[1]), float(stats.ttest_rel(*pairs).pvalue)
+def _shown(found: comparison.Difference | None) -> tuple[str, str]:
+    if found is None:
+        return "no common seed", ""
+    return f"{found.difference:+.4f}", found.reason if found.adjusted is None else f"{found.adjusted:.3f}"
 
 
-def holm(p_values: Sequence[float]) -> list[float]:
-    """The p values, corrected for their number."""
-    corrected, largest = [0.0] * len(p_values), 0.0
-    for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
-        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
-        corrected[index] = largest
-    return corrected
-
-
-def _spread(values: Sequence[float]) -> str:
+def _spread(values: list[float]) -> str:
     return f"{mean(values):.4f} ± {stdev(values) if len(values) > 1 else 0:.4f}"
 
 
