@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import struct
+from pathlib import Path
 
 import pytest
 from recorded_runs import a_run, a_sweep
@@ -62,6 +63,15 @@ def select(page, axis: str, value: str) -> None:
 def visible(page) -> list[str]:
     """The charts that have a card."""
     return [each.get_attribute("id") for each in page.locator("#charts > figure").all() if each.is_visible()]
+
+
+def used(folder: Path, *tasks: str) -> None:
+    """Adds 500 measurements of the use of the machine by each task to the events of a run."""
+    with (folder / "metrics.jsonl").open("a") as file:
+        for at_s in range(500):
+            use = {"cpu_percent": 50.1, "memory_bytes": 512345678, "received_bytes": 1e6 * at_s, "sent_bytes": 0}
+            for task in tasks:
+                file.write(json.dumps({"event": "system", "step": None, "wall_s": at_s, "task": task, **use}) + "\n")
 
 
 def texts(page, selector: str) -> list[str]:
@@ -201,7 +211,8 @@ def test_a_sweep_over_learning_rates_shows_its_own_metric_over_them_on_a_logarit
     for index, (rate, seed) in enumerate((rate, seed) for rate in rates for seed in (1, 2)):
         config = {"optimizer": {"_target_": "tf_keras.optimizers.Adagrad", "learning_rate": rate}}
         pruned = {"status": "interrupted", "search": {"state": "pruned", "rung": 0}} if index == 9 else {}
-        a_run(folder / str(index), seed=seed, auc=0.7 + rate / 10 + seed / 100, config=config, **pruned)
+        run = a_run(folder / str(index), seed=seed, auc=0.7 + rate / 10 + seed / 100, config=config, **pruned)
+        used(run, "chief-0", "worker-0", "worker-1", "ps-0", "ps-1")
     (folder / "sweep.json").write_text(json.dumps({"arguments": [], "metric": "val_auc", "mode": "min", "jobs": []}))
     page = opened(folder)
     assert (tmp_path / "page.html").stat().st_size < TEN_RUNS_BYTES
@@ -237,11 +248,7 @@ def test_the_page_shows_differences_from_a_baseline(opened, tmp_path):
 
 def test_the_use_of_the_machine_by_task_over_time(opened, tmp_path):
     folder = a_run(tmp_path / "run")
-    with (folder / "metrics.jsonl").open("a") as file:
-        for at_s in range(500):
-            used = {"cpu_percent": 50.0, "memory_bytes": 5e8, "received_bytes": 1e6 * at_s, "sent_bytes": 0}
-            for task in ("chief-0", "worker-0"):
-                file.write(json.dumps({"event": "system", "step": None, "wall_s": at_s, "task": task, **used}) + "\n")
+    used(folder, "chief-0", "worker-0")
     page = opened(folder)
     titles = ["CPU (%)", "memory (MB)", "received per second (MB)", "sent per second (bytes)"]
     assert [title for title in texts(page, "#system .role-axis-title text") if "time" not in title] == titles
