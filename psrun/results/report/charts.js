@@ -50,7 +50,8 @@ const OWN_FILL = { field: "fill", type: "nominal", scale: null };
 // Zero would hide the differences of most metrics.
 const METRIC = { zero: false, nice: false };
 const FROM_ZERO = { scale: { zero: true, nice: true } };
-const ZOOM = { name: "zoom", select: { type: "interval", zoom: "wheel![event.shiftKey]" }, bind: "scales" };
+// A finger that drags a chart scrolls the page.
+const ZOOM = matchMedia("(pointer: coarse)").matches ? [] : [{ name: "zoom", select: { type: "interval", zoom: "wheel![event.shiftKey]" }, bind: "scales" }];
 const LEGEND = { title: null, orient: "top", columns: NARROW ? 2 : 0, labelLimit: 160 };
 const firstOf = (all) => (all.length > MOST_BARS ? ` The first ${MOST_BARS} of ${all.length}.` : "");
 const firstCurves = (all) => (all.length > MOST_CURVES ? ` The first ${MOST_CURVES} of ${all.length} runs.` : "");
@@ -74,7 +75,7 @@ function lines(text, most = NARROW ? 17 : 34) {
   return made.filter(Boolean).slice(0, 3).join("\n");
 }
 
-/** The labels of rows: equal ones are told apart by invisible characters, as rows of a scale are. */
+/** The labels of rows. A scale has one row for equal labels: invisible characters tell them apart. */
 function rowLabels(texts) {
   const seen = new Map();
   return texts.map((text) => {
@@ -122,7 +123,7 @@ function against(name, which, text, runs, color) {
   if (!values.length) return null;
   const few = Math.max(...runs.map((run) => run.curves[name]?.[0].length ?? 0)) < 12;
   const spec = {
-    data: { values }, params: [ZOOM], mark: { type: "line", strokeWidth: 1.7, clip: true, point: few ? { size: 22 } : { size: 60, opacity: 0 } },
+    data: { values }, params: ZOOM, mark: { type: "line", strokeWidth: 1.7, clip: true, point: few ? { size: 22 } : { size: 60, opacity: 0 } },
     encoding: {
       x: quantity("x", text, FROM_ZERO), y: quantity("y", name, { scale: scaleOf(values.map((each) => each.y), 1000) }), color: OWN_COLOR, detail: { field: "run" },
       strokeDash: { field: "of", scale: { domain: ["training", "evaluation"], range: [[1, 0], [5, 3]] }, legend: null },
@@ -160,11 +161,12 @@ function over(axis, metric, runs, color) {
 }
 
 function overCategories(values, ofMetric, tooltip) {
-  const rows = unique(values.map((each) => each.text)).sort(compare);
-  const labelled = values.map((each) => ({ ...each, row: lines(each.text) }));
-  const y = { ...ROWS, sort: rows.map((text) => lines(text)) };
+  const texts = unique(values.map((each) => each.text)).sort(compare);
+  const labels = rowLabels(texts.map((text) => lines(text)));
+  const labelled = values.map((each) => ({ ...each, row: labels[texts.indexOf(each.text)] }));
+  const y = { ...ROWS, sort: labels };
   return {
-    height: Math.max(200, rowHeight(rows.map((text) => lines(text)))), data: { values: labelled },
+    height: Math.max(200, rowHeight(labels)), data: { values: labelled },
     layer: [
       { transform: [{ filter: "datum.status == 'completed'" }], mark: { type: "tick", thickness: 2, size: 22, color: "#1d2433" }, encoding: { x: { ...ofMetric, aggregate: "mean" }, y } },
       { mark: { type: "point", size: 50, opacity: 0.85 }, encoding: { x: ofMetric, y, stroke: OWN_COLOR, fill: OWN_FILL, tooltip } },
@@ -175,7 +177,7 @@ function overCategories(values, ofMetric, tooltip) {
 /** The differences from the baseline of --against, with their intervals. */
 function differences(metric) {
   const found = DATA.compared.rows.filter((each) => each.metric === metric);
-  const labels = rowLabels(found.map((each) => lines(each.configuration)));
+  const labels = rowLabels(found.map((each) => lines(each.configuration.replaceAll(", ", " · "))));
   const values = found.map((each, index) => ({ ...each, row: labels[index] })).filter((each) => known(each.difference));
   if (!values.length) return null;
   const x = (field) => quantity(field, `difference of ${metric}`, { scale: { zero: true, padding: 10 } });
@@ -287,7 +289,7 @@ function staleness(runs, color) {
   if (!found.length) return null;
   const values = found.slice(0, MOST_CURVES).flatMap((run) => run.staleness.map(([updates, share]) => ({ updates, share, run: run.name, configuration: label(run), color: color(run) })));
   const spec = {
-    data: { values }, params: [ZOOM], mark: { type: "line", interpolate: "step-after", strokeWidth: 1.7, point: { size: 22 }, clip: true },
+    data: { values }, params: ZOOM, mark: { type: "line", interpolate: "step-after", strokeWidth: 1.7, point: { size: 22 }, clip: true },
     encoding: {
       x: quantity("updates", "staleness (updates)", FROM_ZERO), y: quantity("share", "share of updates", { scale: { domain: [0, 1] }, axis: { format: ".0%" } }), color: OWN_COLOR, detail: { field: "run" },
       tooltip: [{ field: "run" }, { field: "configuration" }, { field: "updates", title: "this stale or less" }, { field: "share", format: ".1%" }],

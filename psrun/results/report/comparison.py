@@ -252,7 +252,7 @@ class _Sides:
 
 def _text(parts: Sequence[str]) -> str:
     more = f" and {len(parts) - _MOST_KEYS} more" if len(parts) > _MOST_KEYS else ""
-    return " ".join(parts[:_MOST_KEYS]) + more or "the same configuration"
+    return ", ".join(parts[:_MOST_KEYS]) + more or "the same configuration"
 
 
 def _compared(
