@@ -46,6 +46,9 @@ def folder(tmp_path, monkeypatch):
     """A folder with the runs and files that pages name."""
     for name in ("RUN", "A", "B"):
         a_run(tmp_path / "runs" / name)
+    for name, auc in (("NEW", 0.8), ("BASELINE", 0.7)):
+        for seed in (1, 2):
+            a_run(tmp_path / "runs" / name / str(seed), seed=seed, auc=auc + seed**2 / 100)
     for name in ("SWEEP", "scaling"):
         a_sweep(tmp_path / "runs" / name)
         for unfinished in ("2", "11"):

@@ -29,7 +29,7 @@ COMPARISONS = {
     "unpaired without a baseline": ["new", "--unpaired"],
     "mistyped metric": ["new", "--against", "base", "--metric", "val_acu"],
     "no metric": ["bare/1", "--against", "bare/2"],
-    "several configurations in the baseline": ["new", "--against", "sweep"],
+    "several configurations in the baseline": ["new", "--against", "sweep/0", "sweep/10"],
     "no completed run in the baseline": ["new", "--against", "sweep/2"],
     "nothing but the baseline": ["new", "--against", "new"],
     "no common seed": ["new", "--against", "other"],

@@ -164,16 +164,9 @@ def compare(runs: Sequence[Run], against: Sequence[Run], metrics: Sequence[str],
     Raises:
       ConfigError: `against` has several configurations, no run is left or has a partner, or no run has a metric.
     """
-    baseline = [run for run in against if run.state.outcome == "completed"]
     others = {run.path for run in against}
     runs = [run for run in runs if run.path not in others]
-    candidates = [run for run in runs if run.state.outcome == "completed"]
-    if not runs:
-        raise ConfigError("all runs are in --against; name the runs to compare with them before --against")
-    for side, whole, place in ((candidates, runs, "before"), (baseline, against, "in")):
-        if not side:
-            count = f"{len(whole)} of {len(whole)} runs {place} --against"
-            raise ConfigError(f"{count} are not completed; only completed runs are compared")
+    candidates, baseline = _completed(runs, against)
     _check_metrics(metrics, [*candidates, *baseline])
     sides = _Sides(candidates, baseline, pair=pair)
     compared = [
@@ -186,8 +179,26 @@ def compare(runs: Sequence[Run], against: Sequence[Run], metrics: Sequence[str],
     differences = corrected([each.difference for each in compared])
     compared = [replace(each, difference=found) for each, found in zip(compared, differences)]
     left_out = len(runs) + len(against) - len(candidates) - len(baseline)
-    alone = _without_partner(sides, baseline, metrics) if pair else 0
-    return Comparison(compared, _notes(compared, sides, left_out, alone, pair=pair))
+    notes = _notes(compared, sides, pair=pair)
+    if pair and sides.are_repeated([*sides.configurations.values(), baseline]):
+        notes.append("Runs of the same configuration and seed count as their mean.")
+    if alone := _without_partner(sides, baseline, metrics) if pair else 0:
+        notes.append(f"Left out: runs without a partner ({alone}).")
+    if left_out:
+        notes.append(f"Left out: runs that are not completed ({left_out}).")
+    return Comparison(compared, notes)
+
+
+def _completed(runs: Sequence[Run], against: Sequence[Run]) -> tuple[list[Run], list[Run]]:
+    """The completed runs of both sides. Raises ConfigError if a side has none."""
+    if not runs:
+        raise ConfigError("all runs are in --against; name the runs to compare with them before --against")
+    completed = [[run for run in side if run.state.outcome == "completed"] for side in (runs, against)]
+    for side, whole, place in zip(completed, (runs, against), ("before", "in")):
+        if not side:
+            count = f"{len(whole)} of {len(whole)} runs {place} --against"
+            raise ConfigError(f"{count} are not completed; only completed runs are compared")
+    return completed[0], completed[1]
 
 
 def _check_metrics(metrics: Sequence[str], runs: Sequence[Run]) -> None:
@@ -211,7 +222,7 @@ class _Sides:
         everything = [*runs, *baseline]
         self._rows = {run.path: rows.row(run) for run in everything}
         axes = [key for key in rows.axes(everything) if key != rows.SEED]
-        both = [key for key in axes if len(self._texts(key, runs) & self._texts(key, baseline)) > 1] if pair else []
+        both = [key for key in axes if self._pairs(self._texts(key, runs), self._texts(key, baseline))] if pair else []
         self.matched = [rows.SEED, *both]
         treated = [key for key in axes if key not in both]
         several = {key: self._texts(key, baseline) for key in treated if len(self._texts(key, baseline)) > 1}
@@ -221,6 +232,11 @@ class _Sides:
         self.configurations: dict[tuple[str, ...], list[Run]] = {}
         for run, parts in zip(runs, self._parts(runs, baseline, treated)):
             self.configurations.setdefault(parts, []).append(run)
+
+    @staticmethod
+    def _pairs(values: set[str], against: set[str]) -> bool:
+        """Whether a key pairs runs: it varies on both sides, or in the baseline, which has all values of the others."""
+        return len(values & against) > 1 or (len(against) > 1 and values <= against)
 
     def _texts(self, key: str, runs: Iterable[Run]) -> set[str]:
         return {rows.shown(self._rows[run.path].get(key)) for run in runs}
@@ -236,14 +252,21 @@ class _Sides:
                     of_run.append(f"{short[key]}={value or 'null'}")
         return [tuple(of_run) for of_run in parts]
 
+    def _key(self, run: Run) -> Hashable:
+        """What makes two runs a pair."""
+        return tuple(rows.shown(self._rows[run.path].get(name)) for name in self.matched)
+
+    def are_repeated(self, samples: Iterable[Sequence[Run]]) -> bool:
+        """Whether any of the samples has several runs with the same key."""
+        return any(len({self._key(run) for run in sample}) < len(sample) for sample in samples)
+
     def values(self, runs: Sequence[Run], metric: str) -> dict[Hashable, float]:
         """The metric of runs by the keys that pair them; runs that agree in these count as their mean."""
         by_key: dict[Hashable, list[float]] = {}
         for run in runs:
             value = rows.metrics(run).get(metric)
             if value is not None:
-                key = tuple(rows.shown(self._rows[run.path].get(name)) for name in self.matched)
-                by_key.setdefault(key, []).append(value)
+                by_key.setdefault(self._key(run), []).append(value)
         return {key: statistics.fmean(values) for key, values in by_key.items()}
 
     def seeds(self, runs: Sequence[Run]) -> str:
@@ -283,7 +306,7 @@ def _without_partner(sides: _Sides, baseline: Sequence[Run], metrics: Sequence[s
     )
 
 
-def _notes(compared: Sequence[Compared], sides: _Sides, left_out: int, alone: int, *, pair: bool) -> list[str]:
+def _notes(compared: Sequence[Compared], sides: _Sides, *, pair: bool) -> list[str]:
     tests = sum(each.difference is not None and each.difference.p is not None for each in compared)
     if pair:
         same = " and ".join(sides.matched)
@@ -297,10 +320,6 @@ def _notes(compared: Sequence[Compared], sides: _Sides, left_out: int, alone: in
         notes.append(f"*: significant, p < {LEVEL}.")
     if any(each.difference and each.difference.number < 2 for each in compared):
         notes.append("A test needs two pairs or more: run more seeds.")
-    if alone:
-        notes.append(f"Left out: runs without a partner ({alone}).")
-    if left_out:
-        notes.append(f"Left out: runs that are not completed ({left_out}).")
     return notes
 
 

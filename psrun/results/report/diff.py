@@ -22,6 +22,7 @@ from psrun.results.run_state import printable
 
 _MOST_ROWS = 20  # of a section; --json has all
 _ABSENT = "-"
+_COPIES = ("diff", "modules")  # of `code`: paths of files
 _SHORT = 12  # digits of a hash
 _MEASURED = ("steps", "wall_s", "time_to_first_step_s", "examples_per_s", "recoveries")
 Values = Mapping[str, Any]
@@ -135,7 +136,7 @@ def _code(first: Run, second: Run) -> _Section:
     missing = _missing("code", recorded)
     if missing:
         return _Section("code", {}, 0, missing=missing)
-    values = [{name: each.get(name) for name in ("commit", "branch", "dirty")} for each in recorded]
+    values = [{name: each[name] for name in each if name not in _COPIES} for each in recorded]
     texts: dict[str, tuple[str, str]] = {}
     files = [_copies(each) for each in recorded]
     for key in dict.fromkeys([*files[0], *files[1]]):

@@ -23,6 +23,9 @@ DEXTRO = [0.7, -1.6, -0.2, -1.2, -0.1, 3.4, 3.7, 0.8, 0.0, 2.0]
 LAEVO = [1.9, 0.8, 1.1, 0.1, -0.1, 4.4, 5.5, 1.6, 4.6, 3.4]
 
 
+AUC = ("--metric", "val_auc")
+
+
 def by_seed(values: list[float]) -> dict[Any, float]:
     return dict(enumerate(values))
 
@@ -124,12 +127,15 @@ def test_other_keys_that_vary_on_both_sides_pair_runs_too(tmp_path, compared):
         name = f"{rate}-{seed}"
         a_run(tmp_path / "new" / name, seed=seed, auc=auc, config=with_rate(rate), partitioner="fixed_shards")
         a_run(tmp_path / "base" / name, seed=seed, auc=auc - 0.01 * seed, config=with_rate(rate))
-    (found,) = compared(tmp_path / "new", "--against", tmp_path / "base", "--metric", "val_auc")
+    (found,) = compared(tmp_path / "new", "--against", tmp_path / "base", *AUC)
     assert (found["configuration"], found["number"]) == ("partitioner=fixed_shards", 4)
     assert found["p"] == pytest.approx(stats.ttest_1samp([0.01, 0.02, 0.01, 0.02], 0).pvalue)
+    # Of a baseline that has more values than the others, the same are partners.
+    (part,) = compared(tmp_path / "new" / "0.1-1", tmp_path / "new" / "0.1-2", "--against", tmp_path / "base", *AUC)
+    assert (part["configuration"], part["number"]) == ("partitioner=fixed_shards", 2)
     # Runs of a key and seed that were repeated count as their mean.
     a_run(tmp_path / "base" / "again", seed=1, auc=0.6, config=with_rate(0.1))
-    (again,) = compared(tmp_path / "new", "--against", tmp_path / "base", "--metric", "val_auc")
+    (again,) = compared(tmp_path / "new", "--against", tmp_path / "base", *AUC)
     assert again["number"] == 4
     assert again["difference"] == pytest.approx((0.005 + 0.02 + 0.01 + 0.02) / 4)
 
