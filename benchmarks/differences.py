@@ -4,7 +4,7 @@
 
 A configuration is the keys that differ between the runs, without the seed. Each is compared with the baseline by the
 test of `psrun report --against`, corrected for the number of comparisons. With `--within`, only runs with the same
-value of that key are compared.
+value of that key are compared. Needs `psrun[report]`.
 """
 
 from __future__ import annotations
