@@ -83,7 +83,7 @@ def psrun(tmp_path: Path):
         here = tmp_path / folder
         overrides = (
             [*arguments]
-            if any(a.startswith(("-", "resume=")) for a in arguments)
+            if any(a.startswith(("-", "resume=")) for a in arguments) or arguments[:1] == ("reproduce",)
             else [*arguments, f"hydra.run.dir={here}"]
         )
         ended = subprocess.run(

@@ -22,7 +22,7 @@ from psrun import files
 from psrun.cli import resume
 from psrun.cli.hydra_context import hydra_context
 from psrun.config import arguments as arguments_of_a_run
-from psrun.config import compose, groups, overrides, parse, resolvers
+from psrun.config import compose, groups, overrides, parse, resolvers, targets
 from psrun.config.arguments import folder_of, key_of, unquoted
 from psrun.config.schema import did_you_mean
 from psrun.errors import ConfigError, ExitCode, Problem, PsrunError
@@ -44,8 +44,8 @@ def run(started_s: float) -> ExitCode:
     # Two runs started in the same second do not share a folder.
     resolvers.add("short_id", lambda: secrets.token_hex(2), use_cache=True)
     resolvers.add("run_name", _run_name, use_cache=True)
-    sys.path.append(os.getcwd())  # for the user's own modules
     command_line = sys.argv[1:]
+    targets.search_modules(folder_of(command_line))
     arguments = arguments_of_a_run.options_first(command_line)
     if asked := arguments_of_a_run.asked_for(arguments):
         return _list_choices(asked, arguments)
@@ -224,7 +224,7 @@ def _job(own: DictConfig, subdir: str | None, started_s: float) -> ExitCode:
     plain = compose.plain(own)
     if subdir is not None:
         try:
-            _write_hydra(folder / subdir, own, subdir)
+            write_hydra(folder / subdir, own, subdir)
         except OSError as error:
             raise cannot_be_made(folder, error) from error
     if plain.get("resume"):
@@ -235,7 +235,7 @@ def _job(own: DictConfig, subdir: str | None, started_s: float) -> ExitCode:
     return run_process.execute(plain, folder, overrides, started_s=started_s, keep_unrun=has_folder)
 
 
-def _write_hydra(folder: Path, own: DictConfig, subdir: str) -> None:
+def write_hydra(folder: Path, own: DictConfig, subdir: str) -> None:
     """Writes the files of Hydra, each at once: a process that resumes or watches the run never reads half of one."""
     hydra: Any = HydraConfig.instance().cfg
     hydra = hydra.copy()

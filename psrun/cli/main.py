@@ -11,6 +11,7 @@ COMMANDS = {
     "diff": "psrun.results.report.diff",
     "init": "psrun.cli.init",
     "report": "psrun.results.report.commands",
+    "reproduce": "psrun.cli.reproduce",
     "submit": "psrun.cli.submit",
     "watch": "psrun.results.watch.commands",
 }

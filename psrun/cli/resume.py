@@ -21,8 +21,11 @@ from psrun.results.run_folder import CONFIG, HYDRA
 from psrun.results.sweep import RECORD as SWEEP
 
 
-def compose(arguments: Sequence[str], folder: Path) -> DictConfig:
+def compose(arguments: Sequence[str], folder: Path, *, into: Path | None = None) -> DictConfig:
     """The configuration of the run in `folder` as it goes on, with Hydra's node `hydra`.
+
+    Args:
+      into: the folder of a new run with this configuration; None to resume the run.
 
     Raises:
       ConfigError: the folder holds no run, or the arguments are wrong; lists all problems.
@@ -31,7 +34,9 @@ def compose(arguments: Sequence[str], folder: Path) -> DictConfig:
     choices = _recorded_choices(folder)
     arguments = [each for each in arguments if not _names_what_is_gone(each, choices, arguments)]
     now = [each for each in arguments if not each.startswith("resume=")]
-    now += [f"resume={quoted(folder)}", f"hydra.run.dir={quoted(folder)}"]
+    now += [f"hydra.run.dir={quoted(into or folder)}"]
+    if into is None:
+        now.append(f"resume={quoted(folder)}")
     if any(each.startswith("mode=") and each != "mode=train" for each in arguments):
         now.append("hydra.output_subdir=null")  # leaves the recorded configuration unchanged
     run = _Recorded(folder, arguments, recorded, choices)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import os
-import sys
 from pathlib import Path
 
 from rich.console import Console
 
 from psrun.cli import hydra_app
-from psrun.config import compose, parse
+from psrun.config import compose, parse, targets
 from psrun.errors import ConfigError, ExitCode
 from psrun.launch.submission import Submission
 
@@ -31,7 +29,7 @@ def main(arguments: list[str]) -> ExitCode:
       PsrunError: the engine rejects the run, or cannot be reached.
       SystemExit: from argparse, for --help and for invalid arguments.
     """
-    sys.path.append(os.getcwd())  # for the user's own modules
+    targets.search_modules()
     options = _parser().parse_intermixed_args(arguments)
     overrides = [*([] if options.config_dir is None else ["--config-dir", options.config_dir]), *options.overrides]
     if options.multirun:

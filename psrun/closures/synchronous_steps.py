@@ -71,8 +71,13 @@ class UpdateRounds:
     def choose(self, worker: int, queued: Sequence[Any]) -> int | None:
         waiting = [mark for mark in queued if mark is not None]
         for place, mark in enumerate(queued):
-            if mark is None or self._may_take(worker, len(waiting)):
+            if mark is None:
                 return place
+            if self._may_take(worker, len(waiting)):
+                # Gradients are summed in the order of the slots: with slots of their own, workers give equal sums in
+                # each run, whichever is the fastest.
+                own = (other for other, each in enumerate(queued) if each is not None and each.index == worker)
+                return next(own, place)
         return None
 
     def _may_take(self, worker: int, num_waiting: int) -> bool:

@@ -14,6 +14,8 @@ import functools
 import importlib
 import importlib.util
 import inspect
+import os
+import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -28,6 +30,8 @@ from psrun.errors import ConfigError, Problem, PsrunError
 PROVIDED = frozenset({"self", "source", "seed", "tell", "recorded", "label_vocabulary", "predicting", "run_folder"})
 
 _ANNOTATIONS = {"int": int, "float": float, "str": str, "bool": bool}
+
+RECORDED = Path("code", "recorded")  # below a run folder: modules that are used instead of those of the current folder
 
 # Beside a _target_, keys that hydra.utils.instantiate reads and psrun does not.
 _OF_HYDRA = frozenset({"_args_", "_convert_", "_partial_", "_recursive_"})
@@ -71,6 +75,13 @@ def read(
         if isinstance(value, Mapping) and "_target_" in value:
             read(value, key=f"{key}.{name}", problems=problems)
     return target
+
+
+def search_modules(folder: Path | None = None) -> None:
+    """Lets Python find the user's modules: in the current folder, and before that in `RECORDED` of a run folder."""
+    if folder is not None and (folder / RECORDED).is_dir():
+        sys.path.insert(0, str((folder / RECORDED).absolute()))
+    sys.path.append(os.getcwd())
 
 
 def find(target: Target) -> Callable[..., Any]:
@@ -228,7 +239,12 @@ def _hidden(target: Target) -> Problem | None:
         found = _spec(module_name)
         origin = (found and found.origin) or ""
         is_psruns = found is not None and parts[0] == "psrun"  # of a clone that is not the installed one
-        if is_psruns or (Path(origin).is_file() and file.samefile(origin)) or not _may_have(file, parts[size]):
+        if (
+            is_psruns
+            or f"/{RECORDED}/" in origin
+            or (Path(origin).is_file() and file.samefile(origin))
+            or not _may_have(file, parts[size])
+        ):
             return None
         top = _spec(parts[0])
         place = origin or (top and top.origin) or parts[0]

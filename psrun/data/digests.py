@@ -41,26 +41,39 @@ def compute(
     return [(files.path(name), _of_file(name, folder, tell)) for name in names]
 
 
-def _of_file(name: str, folder: Path, tell: Callable[[str], None]) -> str:
+def known(name: str, folder: Path) -> str | None:
+    """The digest of a file if it need not be read for that, as of `compute`; else None. Raises DataError."""
     with files.data_errors(name):
         at, inside = files.system(name)
         is_local = isinstance(at, fs.LocalFileSystem)
         if not is_local and (version := _version(at, inside)):
             return version
         stamp = files.stamp(name)
-        record = folder / "digests" / f"{hashlib.sha256(stamp[0].encode()).hexdigest()[:32]}.json"
-        digest = _known.get(tuple(stamp)) or (_recorded(record, stamp) if is_local else None)
-        if digest is None:
-            began_s = time.time()
-            digest = _sha256(name, stamp[1], tell)
-            if files.stamp(name) != stamp or began_s - stamp[-1] / 1e9 < _SETTLED_S:  # it may have changed meanwhile
-                return digest
-            if is_local:
-                with contextlib.suppress(OSError):
-                    record.parent.mkdir(parents=True, exist_ok=True)
-                    write_atomic(record, json.dumps({"stamp": stamp, "sha256": digest}) + "\n")
+        return _known.get(tuple(stamp)) or (_recorded(_record(folder, stamp), stamp) if is_local else None)
+
+
+def _of_file(name: str, folder: Path, tell: Callable[[str], None]) -> str:
+    digest = known(name, folder)
+    if digest is not None:
+        return digest
+    with files.data_errors(name):
+        stamp = files.stamp(name)
+        began_s = time.time()
+        digest = _sha256(name, stamp[1], tell)
+        if files.stamp(name) != stamp or began_s - stamp[-1] / 1e9 < _SETTLED_S:  # it may have changed meanwhile
+            return digest
+        if isinstance(files.system(name)[0], fs.LocalFileSystem):
+            record = _record(folder, stamp)
+            with contextlib.suppress(OSError):
+                record.parent.mkdir(parents=True, exist_ok=True)
+                write_atomic(record, json.dumps({"stamp": stamp, "sha256": digest}) + "\n")
         _known[tuple(stamp)] = digest
         return digest
+
+
+def _record(folder: Path, stamp: list[Any]) -> Path:
+    """The file that keeps the digest of a local file."""
+    return folder / "digests" / f"{hashlib.sha256(stamp[0].encode()).hexdigest()[:32]}.json"
 
 
 def _version(at: fs.FileSystem, inside: str) -> str | None:

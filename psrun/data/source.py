@@ -83,6 +83,8 @@ class DataSource(Protocol):
       num_eval_examples: number of examples from `evaluation`.
       facts: numbers about the data for run.json.
       warnings: messages for the user; optional.
+      files: the files that it reads, for their hashes in run.json; optional. Without it they are looked for among the
+        options.
       label_vocabulary: the names of the classes 0, 1, ... if labels are class numbers; optional. A source with other
         labels, strings or integers, omits it: `data.label_vocabulary` lists those.
       notes: what the source decided for the user, a line each; optional.

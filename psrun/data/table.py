@@ -121,6 +121,7 @@ class Table(ByNumber):
         )
         specs = feature_spec.read(features) if features is not None else {}
         train, evaluation = _files(path, eval_path, overlapping=predicting)
+        self.files: Sequence[str] = (*train, *evaluation)
         layout = formats.layout(
             [*train, *evaluation],
             format=format,

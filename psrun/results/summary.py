@@ -52,7 +52,7 @@ def _data(state: State, event: Event) -> State:
     return {**event.data, "evaluation": state.get("evaluation")}
 
 
-def _sharding(state: State, event: Event) -> State:
+def _more_of_data(state: State, event: Event) -> State:
     return {"data": {**state.get("data", {}), **event.data}}
 
 
@@ -131,9 +131,13 @@ CHANGES: dict[str, Change] = {
     "replicas": _under("replicas"),
     "tracker": _under("tracker"),
     "consistency": _under("consistency"),
+    "code": _under("code"),
+    "environment": _under("environment"),
+    "reproduction": _under("reproduction"),
     # Model and data.
     "data": _data,
-    "sharding": _sharding,
+    "sharding": _more_of_data,
+    "hashes": _more_of_data,
     "network": _under("network"),
     "lookups": _given,
     "placement": _placement,

@@ -6,6 +6,7 @@ import os
 import time
 from dataclasses import asdict, replace
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -18,7 +19,7 @@ from psrun.cluster import strategy
 from psrun.config import choices
 from psrun.config.run_config import FROM_DATA, RunConfig
 from psrun.config.topology import Task
-from psrun.data import load
+from psrun.data import hashes, load
 from psrun.data.source import DataSource
 from psrun.process import Stop
 from psrun.program import inventory
@@ -28,6 +29,7 @@ from psrun.results.events import Reporter
 from psrun.results.run_folder import PAUSED, RunFolder, flat, write_config
 from psrun.results.trackers import tracker_sinks
 from psrun.roles.chief import Chief
+from psrun.roles.recording import Recording
 from psrun.roles.task_context import TaskContext
 from psrun.training import actions, custom_loop, fit, own_loop, resume
 from psrun.training.checkpoint_schedule import CheckpointSchedule
@@ -52,6 +54,8 @@ def run(run_config: RunConfig, context: TaskContext, stop: Stop) -> None:
     warn = Reporter([folder, context.console], started_s=context.started_s).warn
     sinks = [folder, *tracker_sinks(run_config, folder, warn), context.console]
     reporter = Reporter(sinks, started_s=context.started_s)
+    # A replica of synchronous workers has a folder within that of the run.
+    recording = Recording(folder, Path.cwd()) if folder.whole is folder else None
     with Chief(run_config, context, reporter) as chief:
         _prepare(run_config, context, stop)
         reporter.emit("start", title=run_config.title, run_folder=str(folder.path), notes=run_config.notes)
@@ -66,7 +70,11 @@ def run(run_config: RunConfig, context: TaskContext, stop: Stop) -> None:
         _report_data(run_config, source, reporter, folder)
         with chief.program(run_config, source) as program:
             inventory.report(program, reporter, folder)
+            if recording is not None:
+                recording.begin(hashes.files_of(source, run_config.data.target.options))
             _train(program, trainer, hooks, chief, stop)
+            if recording is not None:
+                recording.end()
 
 
 def _prepare(run_config: RunConfig, context: TaskContext, stop: Stop) -> None:

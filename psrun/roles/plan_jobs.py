@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 import traceback
@@ -13,7 +12,7 @@ from omegaconf import OmegaConf
 from rich.console import Console
 
 from psrun import process
-from psrun.config import parse
+from psrun.config import parse, targets
 from psrun.errors import ExitCode
 from psrun.results.run_folder import CONFIG, RunFolder
 from psrun.results.sweep import LOG, Job, Sweep
@@ -22,7 +21,7 @@ from psrun.roles import planner, run_process
 
 def _run(started_s: float) -> ExitCode:
     process.end_with_sweep()
-    sys.path.append(os.getcwd())  # so that users can name their own models and data
+    targets.search_modules()
     sweep = Sweep.read(Path(sys.argv[1]))
     for job in sweep.jobs.values():
         if RunFolder(sweep.folder(job)).stored().get("status") is None:

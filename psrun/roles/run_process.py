@@ -20,7 +20,7 @@ from rich.markup import escape
 
 from psrun import files, process
 from psrun.cluster import isolation
-from psrun.config import choices, parse
+from psrun.config import choices, parse, targets
 from psrun.config.run_config import RunConfig
 from psrun.config.topology import CHIEF
 from psrun.errors import CANNOT_GROW, ConfigError, ExitCode, Interrupted, Problem, PsrunError, RunFolderError
@@ -61,7 +61,7 @@ def run_prepared(folder: Path) -> NoReturn:
 
 def _run_prepared(folder: Path, started_s: float) -> ExitCode:
     process.end_with_sweep()
-    sys.path.append(os.getcwd())  # so that users can name their own models and data
+    targets.search_modules(folder)
     raw: Any = OmegaConf.to_container(OmegaConf.load(folder / CONFIG))
     return execute(raw, folder, _overrides(folder), started_s=started_s)
 

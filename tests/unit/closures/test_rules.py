@@ -48,30 +48,30 @@ def taken(rounds, worker, queued):
     return None if place is None else queued.pop(place).index
 
 
-def test_each_worker_computes_one_gradient_of_a_round_and_the_first_ones_count():
+def test_each_worker_computes_its_own_gradient_of_a_round_and_the_first_ones_count():
     rounds = UpdateRounds(3)
     rounds.begin()
     queued = [Slot(1, index) for index in range(3)]
-    assert [taken(rounds, worker, queued) for worker in (2, 0)] == [0, 1]
+    assert [taken(rounds, worker, queued) for worker in (2, 0)] == [2, 0]
     assert rounds.choose(2, queued) is None  # worker 1 has not taken its own
     assert rounds.choose(2, [*queued, None]) == 1
-    rounds.finished(0, Slot(1, 1))
-    rounds.finished(2, Slot(1, 0))
-    assert taken(rounds, 1, queued) == 2
-    assert not rounds.is_over(Slot(1, 2))
-    assert rounds.choose_first(2) == [0, 1]
-    assert rounds.is_over(Slot(1, 2))
+    rounds.finished(0, Slot(1, 0))
+    rounds.finished(2, Slot(1, 2))
+    assert taken(rounds, 1, queued) == 1
+    assert not rounds.is_over(Slot(1, 1))
+    assert rounds.choose_first(2) == [0, 2]
+    assert rounds.is_over(Slot(1, 1))
     rounds.begin()
-    assert rounds.is_over(Slot(1, 2))
+    assert rounds.is_over(Slot(1, 1))
     queued = [Slot(2, index) for index in range(3)]
-    assert [taken(rounds, worker, queued) for worker in (0, 2)] == [0, 1]
-    rounds.finished(1, Slot(1, 2))  # too late
+    assert [taken(rounds, worker, queued) for worker in (0, 2)] == [0, 2]
+    rounds.finished(1, Slot(1, 1))  # too late
     assert dict(rounds.dropped) == {1: 1}
-    assert taken(rounds, 1, queued) == 2
-    for worker in (1, 0, 2):
-        rounds.finished(worker, Slot(2, (1 + worker) % 3))
+    assert taken(rounds, 1, queued) == 1
+    for worker in (1, 2, 0):
+        rounds.finished(worker, Slot(2, worker))
     assert rounds.choose_first(2) == [1, 2]
-    assert dict(rounds.dropped) == {1: 1, 2: 1}
+    assert dict(rounds.dropped) == {1: 1, 0: 1}
 
 
 def test_the_gradients_of_a_lost_worker_are_computed_by_others():

@@ -39,6 +39,9 @@ UNDER_A_KEY = {
     "packing": "steps_per_execution",
     "consistency": "consistency",
     "search": "search",
+    "code": "code",
+    "environment": "environment",
+    "reproduction": "reproduction",
 }
 BEGUN = {"status": "running", "exit_code": None, "error": None, "mode": "train"}
 CASES = [
@@ -51,6 +54,7 @@ CASES = [
     ("data", {"data": {"old": 1}}, {"data": {"num": 5}}, {"data": {"num": 5}, "evaluation": None}),
     ("data", {"evaluation": EVALUATION}, {"data": {}}, {"data": {}, "evaluation": EVALUATION}),
     ("sharding", {"data": {"num": 5}}, {"sharding": "files"}, {"data": {"num": 5, "sharding": "files"}}),
+    ("hashes", {"data": {"num": 5}}, {"hashes": {"a.csv": {}}}, {"data": {"num": 5, "hashes": {"a.csv": {}}}}),
     ("placement", {}, {"placement": [SHARD], "most_bytes": 8}, {"placement": [SHARD], "balance": {"most_bytes": 8}}),
     ("visitation", {}, {"epoch": 1}, {"visitation": [{"epoch": 1}]}),
     ("visitation", {"visitation": [{"epoch": 1}]}, {"epoch": 2}, {"visitation": [{"epoch": 1}, {"epoch": 2}]}),

@@ -1,0 +1,47 @@
+"""Which files a source reads, and what identifies them."""
+
+from __future__ import annotations
+
+import hashlib
+from types import SimpleNamespace
+
+import pytest
+
+from psrun.data import digests, hashes
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "parts").mkdir()
+    for name in ("parts/a.csv", "parts/b.csv", "one.npz", "label"):
+        (tmp_path / name).write_text(name)
+    return tmp_path
+
+
+def test_files_are_those_of_the_source_or_those_that_options_name(folder):
+    assert hashes.files_of(SimpleNamespace(files=["one.npz"]), {"path": "parts"}) == ["one.npz"]
+    options = {
+        "path": "parts", "label": "label", "other": ["one.npz", 3], "eval_path": "parts/*.csv", "scale": 0.5,
+        "missing_path": "nowhere/x.csv", "pattern": "parts/[ab].csv", "cache": "parts", "remote": "s3://bucket/x.csv",
+        "message": "nothing. at all",
+    }  # fmt: skip
+    assert sorted(hashes.files_of(object(), options)) == ["one.npz", "parts/a.csv", "parts/b.csv"]
+    assert hashes.files_of(object(), {}) == []
+
+
+def test_large_files_are_told_by_their_ends(folder, monkeypatch):
+    monkeypatch.setattr(hashes, "_MOST_BYTES", 10)
+    monkeypatch.setattr(hashes, "_END_BYTES", 4)
+    monkeypatch.setattr(digests, "_SETTLED_S", 0.0)
+    (folder / "large").write_bytes(b"0123456789abcdef")
+    whole = {"sha256": hashlib.sha256(b"one.npz").hexdigest(), "bytes": 7}
+    found = hashes.compute(["one.npz", "large"])
+    ends = {"sha256": hashlib.sha256(b"0123cdef").hexdigest(), "bytes": 16, "of": "first and last 16 MiB"}
+    assert found == {"one.npz": whole, "large": ends}
+    (folder / "large").write_bytes(b"0123----89abcdef")
+    assert hashes.again({**found, "gone": whole}) == {"one.npz": whole, "large": ends, "gone": None}
+    (folder / "large").write_bytes(b"0123456789abcdeX")
+    assert hashes.again(found)["large"] != ends
+    digests.compute(["large"], folder)  # as a table does
+    assert "of" not in hashes.compute(["large"])["large"]
