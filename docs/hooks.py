@@ -38,6 +38,7 @@ _GUIDES = [
     {"Run a sweep": "guides/sweeps.md"},
     {"Search for a configuration": "guides/search.md"},
     {"Watch and compare runs": "guides/reports.md"},
+    {"Reproduce a run": "guides/reproduce.md"},
     {"Workers with several GPUs": "guides/gpus.md"},
     {"Your own model and data": "guides/own-components.md"},
     {"Bring your Keras 3 model": "guides/keras3.md"},

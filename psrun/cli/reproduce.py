@@ -13,22 +13,22 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import OmegaConf
+from omegaconf import OmegaConf, open_dict, read_write
 from rich.console import Console
 
 from psrun import process
 from psrun.cli import resume
 from psrun.cli.hydra_app import write_hydra
-from psrun.config import arguments as arguments_of_a_run
 from psrun.config import compose, parse, resolvers, targets
 from psrun.config.arguments import key_of
 from psrun.config.run_config import RunConfig
 from psrun.data import hashes
 from psrun.errors import ConfigError, ExitCode, Problem
-from psrun.results import provenance, reproduction, run_state
+from psrun.results import provenance, recorded_config, reproduction, run_state
+from psrun.results.journal import METRICS, EventReader
 from psrun.results.reading import loaded, mapping
-from psrun.results.reproduction import Comparison, Difference
-from psrun.results.run_folder import CONFIG, HYDRA, OVER, RESULT, RunFolder, cannot_be_made, flat, write_config
+from psrun.results.reproduction import Comparison, Difference, Spread
+from psrun.results.run_folder import CONFIG, HYDRA, RESULT, RunFolder, cannot_be_made, flat, write_config
 from psrun.results.sweep import RECORD as SWEEP
 
 _DEFAULT = "runs/reproduced"
@@ -45,11 +45,12 @@ def main(arguments: list[str]) -> ExitCode:
       ConfigError: there is no such run, it has no results or no record, or a data file has changed.
       SystemExit: from argparse, for --help and for invalid arguments.
     """
+    targets.search_modules()  # as a run does: packages of the current folder count
     options = _parser().parse_intermixed_args(arguments)
     folder, overrides = _positional(options.arguments)
     record = _Record.read(options.run)
-    seeds = _spreads(record, options.seeds)
-    own = [] if options.config_dir is None else ["--config-dir", options.config_dir]
+    into = _fresh(folder, record.path)
+    spread = _spread(record, options.seeds)
     console = Console(highlight=False)
     console.print(record.title, soft_wrap=True, markup=False)
     data = _of_data(record, overrides)
@@ -60,26 +61,14 @@ def main(arguments: list[str]) -> ExitCode:
     console.print(reproduction.table("Environment", [*differences, *code]))
     if options.dry_run:
         return ExitCode.FAILED if any(each.matters for each in differences) else ExitCode.DONE
-    into = _fresh(folder, record.path)
-    changes, run = _prepare(record, into, [*own, *overrides])
+    changes, run = _prepare(record, into, overrides)
     console.print(f"runs in {into}", soft_wrap=True, markup=False)
     ended = _run(into)
     result = RunFolder(into).stored()
     if ended != ExitCode.DONE:
         console.print(f"not reproduced: the run in {into} exited with code {ended}", soft_wrap=True, markup=False)
         return ExitCode.INTERRUPTED if ended == ExitCode.INTERRUPTED else ExitCode.FAILED
-    spreads, num_seeds = seeds
-    then = reproduction.metrics(record.result)
-    compared = Comparison(
-        then,
-        reproduction.metrics(result),
-        steps=_steps(record.result, result),
-        spreads=spreads,
-        judged=reproduction.judged_metric(record.ranked_by, then),
-        determinism=reproduction.determinism(run, [record.result, result]),
-        differences=[*changes, *differences],
-        num_seeds=num_seeds,
-    )
+    compared = _compared(record, run, result, spread, [*changes, *differences])
     RunFolder(into).record("reproduction", of=str(record.path), **compared.facts)
     if changes:
         console.print(reproduction.table("Keys", changes))
@@ -95,9 +84,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("arguments", nargs="*", metavar="FOLDER KEY=VALUE", help=text)
     parser.add_argument("--dry-run", action="store_true", help="show how the environment differs; run nothing")
     parser.add_argument("--anyway", action="store_true", help="run although data files have changed")
-    text = "runs that differ only in the seed, for the spread of asynchronous runs; default: those of the sweep of RUN"
+    text = "runs that differ in the seed, if at all, for the spread of asynchronous runs; default: the sweep of RUN"
     parser.add_argument("--seeds", action="append", default=[], type=Path, metavar="FOLDER", help=text)
-    parser.add_argument("--config-dir", metavar="FOLDER", help="folder of your own pieces, as for a run")
     return parser
 
 
@@ -140,9 +128,14 @@ class _Record:
         result, problem = loaded(path / RESULT)
         if problem or not (path / CONFIG).exists():
             raise ConfigError(f"there is no run in {path}: {problem or f'no {CONFIG}'}; name a run folder")
-        status = result.get("status")
-        if result.get("mode") != "train" or status not in OVER or not reproduction.metrics(result):
-            what = f"mode={result.get('mode')}" if result.get("mode") != "train" else f"the status {status}"
+        mode = result.get("mode")
+        outcome = run_state.look(path).outcome
+        if mode != "train" or outcome != "completed" or not reproduction.metrics(result):
+            what = (
+                f"mode={mode}"
+                if mode != "train"
+                else f"status: {outcome}, metrics: {len(reproduction.metrics(result))}"
+            )
             raise ConfigError(f"{path} has no results to compare with ({what}); name a run that has trained to its end")
         if "code" not in result or "environment" not in result:
             message = "has no record of its code and environment: an earlier version of psrun ran it"
@@ -155,8 +148,22 @@ class _Record:
         return cls(path, raw, result, sweep.get("metric"))
 
     @property
+    def places(self) -> list[str]:
+        """The folder as it is named in the configuration: where it is, and where it was when the run began."""
+        began_in = recorded_config.output_dir(self.path)
+        return [str(self.path), *([began_in] if began_in else [])]
+
+    @property
     def code(self) -> Mapping[str, Any]:
         return mapping(self.result["code"])
+
+    @property
+    def was_resumed(self) -> bool:
+        """Whether a process of the run began with a checkpoint."""
+        try:
+            return any(event.kind == "restored" for event in EventReader(self.path / METRICS).read())
+        except OSError:
+            return False
 
     @property
     def environment(self) -> Mapping[str, Any]:
@@ -187,11 +194,11 @@ def _places() -> list[Path]:
     return [Path.cwd(), *(Path(each) for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each)]
 
 
-def _spreads(record: _Record, named: Sequence[Path]) -> tuple[Mapping[str, reproduction.Spread], int]:
+def _spread(record: _Record, named: Sequence[Path]) -> Spread:
     folders = [run_state.existing(folder).resolve() for folder in named]
     if not folders and (record.path.parent / SWEEP).exists():
         folders = [record.path.parent]
-    return reproduction.spreads(record.path, folders, named=bool(named)) if folders else ({}, 0)
+    return reproduction.spread(record.path, folders, named=bool(named)) if folders else Spread()
 
 
 def _of_data(record: _Record, overrides: Sequence[str]) -> list[Difference]:
@@ -232,8 +239,8 @@ def _prepare(record: _Record, into: Path, arguments: Sequence[str]) -> tuple[lis
         if (record.path / provenance.MODULES).is_dir():
             shutil.copytree(record.path / provenance.MODULES, into / targets.RECORDED)
         targets.search_modules(into)
-        raw = _moved(record.raw, record.path, into) | {"resume": None}
-        if arguments_of_a_run.split(arguments)[1]:
+        raw = _moved(record.raw, record, into)
+        if arguments:
             raw = _composed(arguments, record, into)
         elif (record.path / HYDRA[0]).exists():
             shutil.copytree((record.path / HYDRA[0]).parent, (into / HYDRA[0]).parent)
@@ -245,7 +252,7 @@ def _prepare(record: _Record, into: Path, arguments: Sequence[str]) -> tuple[lis
     except ConfigError:
         shutil.rmtree(into, ignore_errors=True)
         raise
-    before = flat(_moved(record.raw, record.path, into) | {"resume": None})
+    before = flat(_moved(record.raw, record, into))
     now = flat(raw)
     changed = [key for key in {**before, **now} if before.get(key) != now.get(key)]
     return [Difference(key, str(before.get(key, "-")), str(now.get(key, "-"))) for key in changed], run
@@ -255,20 +262,30 @@ def _composed(arguments: Sequence[str], record: _Record, into: Path) -> dict[str
     """The recorded configuration with the groups and keys that the arguments name; also writes the files of Hydra."""
     resolvers.register()
     composed = resume.compose(arguments, record.path, into=into)
+    with read_write(composed), open_dict(composed):
+        composed.hydra.runtime.output_dir = str(into)
     HydraConfig.instance().set_config(composed)
     own = compose.without_hydra(composed)
     write_hydra((into / HYDRA[0]).parent, own, (into / HYDRA[0]).parent.name)
-    return _moved(compose.plain(own), record.path, into) | {"resume": None}
+    return _moved(compose.plain(own), record, into)
 
 
-def _moved(raw: Any, before: Path, now: Path) -> Any:
-    """The configuration with paths into the new run folder where it has paths into the recorded one."""
-    if isinstance(raw, dict):
-        return {key: _moved(value, before, now) for key, value in raw.items()}
-    if isinstance(raw, list):
-        return [_moved(value, before, now) for value in raw]
-    is_inside = isinstance(raw, str) and (raw == str(before) or raw.startswith(f"{before}/"))
-    return f"{now}{raw[len(str(before)) :]}" if is_inside else raw
+def _moved(raw: Any, record: _Record, into: Path) -> dict[str, Any]:
+    """The configuration of a new run, with paths into its folder where it has paths into the recorded one."""
+    moved: dict[str, Any] = _replaced(raw, record.places, into)
+    return {**moved, "resume": None}
+
+
+def _replaced(node: Any, places: Sequence[str], into: Path) -> Any:
+    if isinstance(node, dict):
+        return {key: _replaced(value, places, into) for key, value in node.items()}
+    if isinstance(node, list):
+        return [_replaced(value, places, into) for value in node]
+    if isinstance(node, str):
+        for place in places:
+            if node == place or node.startswith(f"{place}/"):
+                return f"{into}{node[len(place) :]}"
+    return node
 
 
 def _run(into: Path) -> int:
@@ -280,6 +297,25 @@ def _run(into: Path) -> int:
     signal.signal(signal.SIGINT, lambda signum, frame: None)
     signal.signal(signal.SIGTERM, lambda signum, frame: child.terminate())
     return child.wait()
+
+
+def _compared(
+    record: _Record,
+    run: RunConfig,
+    result: Mapping[str, Any],
+    spread: Spread,
+    differences: Sequence[Difference],
+) -> Comparison:
+    then = reproduction.metrics(record.result)
+    return Comparison(
+        then,
+        reproduction.metrics(result),
+        steps=_steps(record.result, result),
+        spread=spread,
+        judged=reproduction.judged_metric(record.ranked_by, then),
+        determinism=reproduction.determinism(run, [record.result, result], resumed=record.was_resumed),
+        differences=differences,
+    )
 
 
 def _steps(then: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[Any, Any]:

@@ -43,9 +43,18 @@ def merged(composed: Any, unresolved: Any, folder: Path, now: set[str]) -> dict[
 
 def started_in(folder: Path) -> str | None:
     """The current folder of the process that last began the run in `folder`; None if it is not recorded."""
+    return _of_runtime(folder, "cwd")
+
+
+def output_dir(folder: Path) -> str | None:
+    """The path of the run in `folder` when it last began; None if it is not recorded."""
+    return _of_runtime(folder, "output_dir")
+
+
+def _of_runtime(folder: Path, key: str) -> str | None:
     try:
         recorded: Any = OmegaConf.load(folder / HYDRA[1])
-        return str(recorded.hydra.runtime.cwd)
+        return str(recorded.hydra.runtime[key])
     except (OSError, AttributeError, OmegaConfBaseException):
         return None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isclose, sqrt
 from pathlib import Path
 from statistics import mean, stdev
@@ -22,7 +22,7 @@ from psrun.results.reading import mapping, number
 from psrun.results.report import rows, runs
 from psrun.results.sweep import DEFAULT_METRICS
 
-LEAST_SEEDS = 3
+LEAST_RUNS = 3
 _ABSENT = "-"
 _SHOWN = 25  # differences of packages
 # The quantile 0.975 of Student's t distribution, for 1, 2, ... degrees of freedom; then that of the normal one.
@@ -118,8 +118,10 @@ def of_data(then: Mapping[str, Any], now: Mapping[str, Mapping[str, Any] | None]
 def _content(entry: Mapping[str, Any] | None) -> str:
     if entry is None:
         return "not found"
-    digest = str(entry.get("sha256") or entry.get("version"))
-    return f"{entry['bytes']:,} bytes, {digest[:12]}"
+    if "version" in entry:
+        return f"version {entry['version']}"
+    digest = entry["sha256"]
+    return f"{entry['bytes']:,} bytes, sha256 {digest[:12]}"
 
 
 def table(title: str, differences: Sequence[Difference]) -> RenderableType:
@@ -138,50 +140,74 @@ def table(title: str, differences: Sequence[Difference]) -> RenderableType:
 
 @dataclass(frozen=True)
 class Determinism:
-    """Why a run with the same seed and environment has equal numbers.
+    """Whether a run with the same seed and environment has equal numbers.
 
     Attributes:
+      why: or why not.
       rounding: the relative difference that sums over workers, in the order in which they finish, may have.
     """
 
+    equal: bool
     why: str
     rounding: float = 0.0
 
 
-def determinism(run: RunConfig, results: Sequence[Mapping[str, Any]]) -> Determinism | None:
-    """None if the numbers of the run may differ.
+def determinism(run: RunConfig, results: Sequence[Mapping[str, Any]], *, resumed: bool = False) -> Determinism:
+    """What is to be expected of a run and of its reproduction.
 
     Args:
-      results: run.json of the run and of its reproduction.
+      results: run.json of both.
+      resumed: whether the run was resumed from a checkpoint: its data began anew then.
     """
-    if any(mapping(mapping(each.get("environment")).get("hardware")).get("gpus") for each in results):
-        return None  # sums on GPUs have no fixed order
-    if any(each.get("recoveries") for each in results) or run.data_service:
-        return None
+    for applies, why in (
+        (any(_gpus(each) for each in results), "sums on GPUs have no fixed order"),
+        (any(each.get("recoveries") for each in results), "tasks were lost, and their steps repeated"),
+        (resumed, "the run was resumed, and its data began anew"),
+        (run.data_service, "tf.data service has no fixed order"),
+    ):
+        if applies:
+            return Determinism(False, why)
     if not run.cluster.has_parameter_servers:
-        return Determinism("it has no parameter servers")
+        return Determinism(True, "it has no parameter servers")
+    if run.trainer.prefetch_rows:
+        return Determinism(False, "rows are fetched while the step before may still update them")
     workers = {mapping(each.get("cluster")).get("num_workers") for each in results}
     if workers == {1}:
-        return Determinism("it has one worker")
+        return Determinism(True, "it has one worker")
     mode = run.consistency
-    synchronous = mode.averages and all(number == mode.gradients_per_update(number) for number in workers if number)
+    if not mode.averages:
+        return Determinism(False, "asynchronous updates have no fixed order")
+    if any(number != mode.gradients_per_update(number) for number in workers if number):
+        return Determinism(False, "the fastest workers decide which gradients are applied")
     # Weights are equal; metrics are sums of float32 that the workers add to.
-    return Determinism("its workers are synchronous", _ROUNDING) if synchronous else None
+    return Determinism(True, "its workers are synchronous", _ROUNDING)
+
+
+def _gpus(result: Mapping[str, Any]) -> Any:
+    return mapping(mapping(result.get("environment")).get("hardware")).get("gpus")
 
 
 @dataclass(frozen=True)
 class Spread:
-    """The values of a metric in runs that differ only in the seed."""
+    """The metrics of runs with the configuration of a run.
 
-    values: Sequence[float]
+    Attributes:
+      sample: which runs: '10 seeds' or '4 runs with the same seed'; empty without any.
+      values: by metric.
+    """
 
-    @property
-    def interval(self) -> tuple[float, float]:
+    sample: str = ""
+    values: Mapping[str, Sequence[float]] = field(default_factory=dict)
+
+    def interval(self, metric: str) -> tuple[float, float] | None:
         """Where one more run has its value with a probability of 95 %: mean ± t · s · sqrt(1 + 1/n)."""
-        freedom = len(self.values) - 1
+        values = self.values.get(metric)
+        if values is None:
+            return None
+        freedom = len(values) - 1
         quantile = _T[freedom - 1] if freedom <= len(_T) else _T_OF_MANY
-        half = quantile * stdev(self.values) * sqrt(1 + 1 / len(self.values))
-        return mean(self.values) - half, mean(self.values) + half
+        half = quantile * stdev(values) * sqrt(1 + 1 / len(values))
+        return mean(values) - half, mean(values) + half
 
 
 @dataclass(frozen=True)
@@ -190,18 +216,16 @@ class Comparison:
 
     Attributes:
       judged: the metric that decides where the numbers may differ.
-      determinism: None if they may.
-      num_seeds: the number of runs in `spreads`.
+      determinism: whether they may.
     """
 
     then: Mapping[str, float]
     now: Mapping[str, float]
     steps: tuple[Any, Any]
-    spreads: Mapping[str, Spread]
+    spread: Spread
     judged: str | None
-    determinism: Determinism | None
+    determinism: Determinism
     differences: Sequence[Difference]
-    num_seeds: int = 0
 
     @property
     def equal(self) -> bool:
@@ -209,14 +233,10 @@ class Comparison:
         same = all(self._is_equal(name) for name in {**self.then, **self.now})
         return same and self.steps[0] == self.steps[1]
 
-    @property
-    def _rounding(self) -> float:
-        return self.determinism.rounding if self.determinism else 0.0
-
     def _is_equal(self, name: str) -> bool:
         if name not in self.then or name not in self.now:
             return False
-        return isclose(self.then[name], self.now[name], rel_tol=self._rounding)
+        return isclose(self.then[name], self.now[name], rel_tol=self.determinism.rounding)
 
     @property
     def is_reproduced(self) -> bool:
@@ -224,19 +244,16 @@ class Comparison:
         return self.equal or (not self._must_be_equal and self._is_within is True and self.steps[0] == self.steps[1])
 
     @property
-    def _why(self) -> str:
-        return self.determinism.why if self.determinism else ""
-
-    @property
     def _must_be_equal(self) -> bool:
-        return self.determinism is not None and not any(each.matters for each in self.differences)
+        return self.determinism.equal and not any(each.matters for each in self.differences)
 
     @property
     def _is_within(self) -> bool | None:
         name = self.judged or ""
-        if name not in self.spreads or name not in self.now:
+        interval = self.spread.interval(name)
+        if interval is None or name not in self.now:
             return None
-        low, high = self.spreads[name].interval
+        low, high = interval
         return low <= self.now[name] <= high
 
     @property
@@ -244,38 +261,36 @@ class Comparison:
         """What the comparison shows, in one sentence."""
         if self.equal:
             exact = self.then == self.now
-            return "reproduced: all numbers are equal" + ("" if exact else f" up to rounding ({self._rounding:g})")
+            return "reproduced: all numbers are equal" + (
+                "" if exact else f" up to rounding ({self.determinism.rounding:g})"
+            )
         if self.steps[0] != self.steps[1]:
             return f"not reproduced: {self.steps[1]} steps instead of {self.steps[0]}"
         if self._must_be_equal:
-            return f"not reproduced: the numbers differ, and should be equal: {self._why}"
-        why = "environment or keys differ" if self._why else "asynchronous updates have no fixed order"
+            return f"not reproduced: the numbers differ, and should be equal: {self.determinism.why}"
+        why = "environment or keys differ" if self.determinism.equal else self.determinism.why
         if self._is_within is None:
             return (
                 f"not judged: the numbers differ, as they may ({why}); by how much is unknown without "
-                f"{LEAST_SEEDS} runs that differ only in the seed: name them with --seeds FOLDER"
+                f"{LEAST_RUNS} runs that differ in the seed, if at all: name them with --seeds FOLDER"
             )
         where = "within" if self._is_within else "outside"
         start = "reproduced" if self._is_within else "not reproduced"
-        return f"{start}: {self.judged} is {where} the 95 % prediction interval of {self.num_seeds} seeds ({why})"
+        return f"{start}: {self.judged} is {where} the 95 % prediction interval of {self.spread.sample} ({why})"
 
     def table(self) -> Table:
         """A row for each metric."""
-        expected = ["95 % of further seeds"] if self.spreads else []
+        expected = [f"95 % interval of {self.spread.sample}"] if self.spread.sample else []
         result = _table("Results", "metric", "recorded", "reproduced", "difference", *expected)
         for name in {**self.then, **self.now}:
             values = [self.then.get(name), self.now.get(name)]
             known = [value for value in values if value is not None]
             change = _ABSENT if len(known) < 2 else "equal" if known[0] == known[1] else f"{known[1] - known[0]:+.3g}"
-            result.add_row(name, *map(_shown, values), change, *([self._expected(name)] if self.spreads else []))
+            interval = self.spread.interval(name)
+            expected = [f"{interval[0]:.6g} to {interval[1]:.6g}"] if interval else []
+            result.add_row(name, *map(_shown, values), change, *expected)
         result.add_row("steps", *map(str, self.steps), "equal" if self.steps[0] == self.steps[1] else "differ")
         return result
-
-    def _expected(self, name: str) -> str:
-        if name not in self.spreads:
-            return ""
-        low, high = self.spreads[name].interval
-        return f"{low:.6g} to {high:.6g}"
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -298,8 +313,10 @@ def metrics(result: Mapping[str, Any]) -> dict[str, float]:
     return {name: float(value) for name, value in found.items() if number(value) is not None}
 
 
-def spreads(folder: Path, folders: Sequence[Path], *, named: bool) -> tuple[dict[str, Spread], int]:
-    """The metrics of the runs in `folders` that differ from the run in `folder` only in the seed, and their number.
+def spread(folder: Path, folders: Sequence[Path], *, named: bool) -> Spread:
+    """The metrics of the completed runs in `folders` with the configuration of the run in `folder`, itself included.
+
+    Of runs with its seed, if there are enough: they differ less than those of several seeds.
 
     Args:
       named: whether the user named the folders.
@@ -309,19 +326,27 @@ def spreads(folder: Path, folders: Sequence[Path], *, named: bool) -> tuple[dict
     """
     found = runs.find([folder, *folders])
     numbers = dict(zip((run.path for run in found), rows.groups(found)))
-    own = numbers[folder]
-    same = [run for run in found if numbers[run.path] == own and run.result.get("status") == "completed"]
-    if len({run.config.get(rows.SEED) for run in same}) < LEAST_SEEDS:
-        if named:
-            message = (
-                f"{len(same)} completed runs in {', '.join(map(str, folders))} differ from {folder.name} only in the "
-                f"seed, itself included; a spread takes {LEAST_SEEDS} seeds"
-            )
-            raise ConfigError([Problem("--seeds", message)])
-        return {}, 0
-    values = [metrics(run.result) for run in same]
+    same = [run for run in found if numbers[run.path] == numbers[folder] and run.result.get("status") == "completed"]
+    seed = next(run.config.get(rows.SEED) for run in found if run.path == folder)
+    repeated = [run for run in same if run.config.get(rows.SEED) == seed]
+    if len(repeated) >= LEAST_RUNS:
+        return _spread_of(repeated, f"{len(repeated)} runs with the same seed")
+    by_seed = {run.config.get(rows.SEED): run for run in reversed(same)}
+    if len(by_seed) >= LEAST_RUNS:
+        return _spread_of([*by_seed.values()], f"{len(by_seed)} seeds")
+    if named:
+        message = (
+            f"{len(same)} completed runs in {', '.join(map(str, folders))} have the configuration of {folder.name}, "
+            f"itself included; a spread takes {LEAST_RUNS}, with the same seed or with as many seeds"
+        )
+        raise ConfigError([Problem("--seeds", message)])
+    return Spread()
+
+
+def _spread_of(chosen: Sequence[runs.Run], sample: str) -> Spread:
+    values = [metrics(run.result) for run in chosen]
     shared = set.intersection(*map(set, values))
-    return {name: Spread([each[name] for each in values]) for name in values[0] if name in shared}, len(same)
+    return Spread(sample, {name: [each[name] for each in values] for name in values[0] if name in shared})
 
 
 def judged_metric(named: str | None, known: Mapping[str, float]) -> str | None:

@@ -8,6 +8,7 @@ import pytest
 from recorded_runs import a_run, a_sweep
 
 from psrun.checkpoint.manifest import Contents
+from psrun.cli import reproduce
 from psrun.results.report import commands as report
 from psrun.results.report import diff
 from psrun.results.run_folder import RunFolder
@@ -22,7 +23,7 @@ REPORTS = {
     "unknown column": ["--columns", "nonsense"],
     "ambiguous column": ["--columns", "kind"],
 }
-COMMANDS = {"report": report.main, "watch": watch.main}
+COMMANDS = {"report": report.main, "reproduce": reproduce.main, "watch": watch.main}
 # The folders: sweep has one run without a metric; new and base differ in the partitioner, other has other seeds.
 COMPARISONS = {
     "a metric without a baseline": ["new", "--metric", "val_auc"],
@@ -39,6 +40,22 @@ DIFFS = {
     "several runs": ["new/1", "base"],
     "the same run": ["new/1", "new/../new/1"],
     "no run": ["new/1", "nowhere"],
+}
+RECORD = {"code": {"commit": None, "dirty": False, "diff": None, "modules": {}}, "environment": {}}
+NOT_REPRODUCED = {
+    "still running": {"status": "running"},
+    "planned": {"mode": "plan"},
+    "without metrics": {"metrics": {}},
+    "pruned by a search": {"status": "interrupted", "search": {"state": "pruned"}},
+    "without a record": {"code": None},
+    "a lost copy": {"code": {**RECORD["code"], "modules": {"own.net": "code/modules/own/net.py"}}},
+}
+REPRODUCTIONS = {
+    "two folders": ["one", "two"],
+    "a folder that is not empty": ["full"],
+    "keys of the command": ["resume=x", "mode=plan", "hydra.run.dir=x"],
+    "an unknown key": ["new", "trainer.epoch=3"],
+    "too few seeds": ["--seeds", "full"],
 }
 TABLE = {"table": {"shape": [8, 2], "dtype": "float32"}}
 HERE = Contents("Adagrad", TABLE, {"table/accumulator": TABLE["table"]}, [])
@@ -109,3 +126,30 @@ def test_a_folder_that_holds_a_run(tmp_path, says):
 @pytest.mark.parametrize("difference", OTHERS)
 def test_a_checkpoint_of_another_model_or_optimizer(difference, says):
     says(HERE.check, "ckpt-1", OTHERS[difference])
+
+
+@pytest.mark.parametrize("what", NOT_REPRODUCED)
+def test_a_run_that_cannot_be_reproduced(what, tmp_path, says):
+    says(reproduce.main, [str(a_run(tmp_path / "run", **{**RECORD, **NOT_REPRODUCED[what]}))])
+
+
+def test_a_sweep_is_reproduced_job_by_job(tmp_path, says):
+    sweep = a_sweep(tmp_path / "sweep")
+    (sweep / "sweep.json").write_text("{}")
+    says(reproduce.main, [str(sweep)])
+
+
+def test_data_that_has_changed_is_not_trained_on(tmp_path, monkeypatch, says):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.csv").write_text("a,b")
+    recorded = {"sha256": "0123456789abcdef", "bytes": 1000}
+    data = {"hashes": {"rows.csv": recorded, "gone.csv": recorded}}
+    says(reproduce.main, [str(a_run(tmp_path / "run", **RECORD, data=data))])
+
+
+@pytest.mark.parametrize("what", REPRODUCTIONS)
+def test_a_mistake_in_a_reproduction(what, tmp_path, monkeypatch, says):
+    monkeypatch.chdir(tmp_path)
+    a_run(tmp_path / "full")
+    a_run(tmp_path / "run", **RECORD)
+    says(reproduce.main, ["run", *REPRODUCTIONS[what]])

@@ -101,7 +101,7 @@ def shell(request, tmp_path):
 
 
 def test_tab_completes_choices_commands_and_paths(shell):
-    for typed, completed in (("psrun cluster=inp", "rocess"), ("psrun rep", "ort"), ("psrun report ru", "ns/")):
+    for typed, completed in (("psrun cluster=inp", "rocess"), ("psrun repo", "rt"), ("psrun report ru", "ns/")):
         shell.send(typed)
         shell.expect_exact(typed)
         shell.send("\t")

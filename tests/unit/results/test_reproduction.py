@@ -12,35 +12,37 @@ from psrun.errors import ConfigError
 from psrun.results import reproduction
 from psrun.results.reproduction import Comparison, Determinism, Difference, Spread
 
-EXACT = Determinism("one worker")
-ROUNDED = Determinism("synchronous", rounding=1e-5)
-SPREAD = {"val_auc": Spread([0.70, 0.71, 0.72])}
+EXACT = Determinism(True, "one worker")
+ROUNDED = Determinism(True, "synchronous", rounding=1e-5)
+FREE = Determinism(False, "asynchronous")
+SPREAD = Spread("3 seeds", {"val_auc": [0.70, 0.71, 0.72]})
+NONE = Spread()
 PACKAGE = [Difference("package numpy", "1", "2")]
 MEMORY = [Difference("memory", "1 GB", "2 GB", matters=False)]
 
 
 @pytest.mark.parametrize(
-    ("now", "steps", "determinism", "spreads", "differences", "equal", "reproduced"),
+    ("now", "steps", "determinism", "spread", "differences", "equal", "reproduced"),
     [
-        (0.71, 40, EXACT, {}, [], True, True),
-        (0.71, 40, None, {}, PACKAGE, True, True),
-        (0.71, 39, EXACT, {}, [], False, False),
-        (0.7100001, 40, EXACT, {}, [], False, False),
-        (0.7100001, 40, ROUNDED, {}, [], True, True),
+        (0.71, 40, EXACT, NONE, [], True, True),
+        (0.71, 40, FREE, NONE, PACKAGE, True, True),
+        (0.71, 39, EXACT, NONE, [], False, False),
+        (0.7100001, 40, EXACT, NONE, [], False, False),
+        (0.7100001, 40, ROUNDED, NONE, [], True, True),
         (0.72, 40, ROUNDED, SPREAD, [], False, False),  # must be equal, whatever the seeds show
         (0.72, 40, EXACT, SPREAD, MEMORY, False, False),
         (0.72, 40, EXACT, SPREAD, PACKAGE, False, True),
-        (0.72, 40, None, SPREAD, [], False, True),
-        (0.80, 40, None, SPREAD, [], False, False),
-        (0.72, 39, None, SPREAD, [], False, False),
-        (0.72, 40, None, {}, [], False, False),  # not judged
-        (None, 40, None, SPREAD, [], False, False),
+        (0.72, 40, FREE, SPREAD, [], False, True),
+        (0.80, 40, FREE, SPREAD, [], False, False),
+        (0.72, 39, FREE, SPREAD, [], False, False),
+        (0.72, 40, FREE, NONE, [], False, False),  # not judged
+        (None, 40, FREE, SPREAD, [], False, False),
     ],
 )
-def test_verdicts(now, steps, determinism, spreads, differences, equal, reproduced):
+def test_verdicts(now, steps, determinism, spread, differences, equal, reproduced):
     compared = Comparison(
-        {"val_auc": 0.71}, {} if now is None else {"val_auc": now}, (40, steps), spreads, "val_auc", determinism,
-        differences, 3,
+        {"val_auc": 0.71}, {} if now is None else {"val_auc": now}, (40, steps), spread, "val_auc", determinism,
+        differences,
     )  # fmt: skip
     assert (compared.equal, compared.is_reproduced) == (equal, reproduced)
     assert compared.verdict.startswith("reproduced") == reproduced
@@ -51,7 +53,7 @@ def test_verdicts(now, steps, determinism, spreads, differences, equal, reproduc
 def test_the_interval_is_that_of_one_more_run(number):
     stats = pytest.importorskip("scipy.stats")
     values = [(7 * index) % 11 / 10 for index in range(number)]
-    low, high = Spread(values).interval
+    low, high = Spread("", {"loss": values}).interval("loss")
     half = stats.t.ppf(0.975, number - 1) * stdev(values) * (1 + 1 / number) ** 0.5
     assert (low, high) == pytest.approx((mean(values) - half, mean(values) + half), rel=1e-3)
 
@@ -61,6 +63,7 @@ def test_the_interval_is_that_of_one_more_run(number):
     [
         (("cluster=none",), {}, 0.0),
         (("cluster=inprocess",), {"cluster": {"num_workers": 1}}, 0.0),
+        (("cluster=inprocess", "trainer.prefetch_rows=true"), {"cluster": {"num_workers": 1}}, None),
         (("cluster=inprocess",), {"cluster": {"num_workers": 2}}, None),
         (("cluster=inprocess", "consistency=ssp"), {"cluster": {"num_workers": 2}}, None),
         (("cluster=inprocess", "consistency=sync"), {"cluster": {"num_workers": 2}}, 1e-5),
@@ -72,7 +75,8 @@ def test_the_interval_is_that_of_one_more_run(number):
 )  # fmt: skip
 def test_what_must_give_equal_numbers(overrides, changes, rounding):
     found = reproduction.determinism(run_config(*overrides), [changes, changes])
-    assert (found and found.rounding) == rounding
+    assert (found.rounding if found.equal else None) == rounding
+    assert not reproduction.determinism(run_config(*overrides), [changes, changes], resumed=True).equal
 
 
 def test_the_spread_is_that_of_completed_runs_which_differ_in_the_seed(tmp_path):
@@ -80,8 +84,12 @@ def test_the_spread_is_that_of_completed_runs_which_differ_in_the_seed(tmp_path)
         a_run(tmp_path / f"seed{seed}", seed=seed, auc=0.7 + seed / 100)
     a_run(tmp_path / "failed", seed=5, auc=0.1, status="failed")
     a_run(tmp_path / "other", seed=6, auc=0.2, workers=4)
-    found, number = reproduction.spreads(tmp_path / "seed1", [tmp_path], named=True)
-    assert (sorted(found["val_auc"].values), number) == ([0.71, 0.72, 0.73, 0.74], 4)
-    assert reproduction.spreads(tmp_path / "other", [tmp_path], named=False) == ({}, 0)
+    found = reproduction.spread(tmp_path / "seed1", [tmp_path], named=True)
+    assert (sorted(found.values["val_auc"]), found.sample) == ([0.71, 0.72, 0.73, 0.74], "4 seeds")
+    assert reproduction.spread(tmp_path / "other", [tmp_path], named=False) == Spread()
     with pytest.raises(ConfigError):
-        reproduction.spreads(tmp_path / "other", [tmp_path], named=True)
+        reproduction.spread(tmp_path / "other", [tmp_path], named=True)
+    for number in (1, 2):
+        a_run(tmp_path / f"again{number}", seed=1, auc=0.71 + number / 1000)
+    found = reproduction.spread(tmp_path / "seed1", [tmp_path], named=False)
+    assert (sorted(found.values["val_auc"]), found.sample) == ([0.71, 0.711, 0.712], "3 runs with the same seed")
