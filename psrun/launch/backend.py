@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import portpicker
-import psutil
 from rich.console import Console
 
 from psrun.config import gpus, topology
@@ -144,10 +143,6 @@ class TaskHandle(abc.ABC):
             self._last_beat = (beat, time.time())
         return replace(beat, at_s=self._last_beat[1])
 
-    def usage(self) -> tuple[int | None, float | None]:
-        """Memory in bytes, and processor use in percent of one core since the last call; None where nobody knows."""
-        return None, None
-
 
 class Backend:
     """An engine, as the supervisor of one run uses it.
@@ -217,7 +212,6 @@ class TaskProcess(TaskHandle):
         self._addresses = addresses
         self._start_process = start_process
         self._sharing = addresses if shares_gpus_with is None else [task, *shares_gpus_with]
-        self._usage: psutil.Process | None = None
 
     def start(self) -> None:
         """Starts the task in a separate session: the supervisor passes on a Ctrl-C at the terminal."""
@@ -229,7 +223,6 @@ class TaskProcess(TaskHandle):
             SUPERVISOR_PID: str(os.getpid()),
         }
         self.process = self._start_process(self.folder, environment, self.folder / "logs" / f"{self.task}.log")
-        self._usage = None
 
     @property
     def started(self) -> bool:
@@ -251,16 +244,6 @@ class TaskProcess(TaskHandle):
         self.send(signal.SIGKILL)
         if self.process is not None:
             self.process.wait()
-
-    def usage(self) -> tuple[int | None, float | None]:
-        """Zeros once the process has exited."""
-        try:
-            if self.running and self.pid is not None:
-                self._usage = self._usage or psutil.Process(self.pid)
-                return self._usage.memory_info().rss, self._usage.cpu_percent()
-        except psutil.Error:
-            pass
-        return 0, 0.0
 
 
 class LocalBackend(Backend):

@@ -17,6 +17,7 @@ from psrun.launch.restart_policy import RestartPolicy
 from psrun.results.console import ConsoleSink
 from psrun.results.events import Event
 from psrun.results.journal import EventReader
+from psrun.results.system_usage import UsageMeter
 from psrun.results.tables import TaskRow, task_table
 from psrun.results.task_files import age_s, shared
 
@@ -307,6 +308,7 @@ class ProgressRelay:
         self._tasks = tasks
         self._last_step = 0
         self._shown_s = 0.0
+        self._meter = UsageMeter()
 
     def update(self) -> None:
         for event in self._events.read():
@@ -316,7 +318,8 @@ class ProgressRelay:
             beat = self._tasks[CHIEF].heartbeat()
             progress = beat.training if beat else None
             stale = progress is not None and progress.step < self._last_step  # before the end of the epoch last shown
-            table = task_table([_row(task) for task in self._tasks.values()]) if self._sink.is_terminal else ""
+            rows = [_row(task, self._meter) for task in self._tasks.values()]
+            table = task_table(rows) if self._sink.is_terminal else ""
             self._sink.view(table, None if stale else progress)
 
     def close(self) -> None:
@@ -332,8 +335,8 @@ class ProgressRelay:
         self._sink.event(event)
 
 
-def _row(task: TaskHandle) -> TaskRow:
+def _row(task: TaskHandle, meter: UsageMeter) -> TaskRow:
     beat = task.heartbeat()
-    memory_bytes, processor = task.usage()
+    usage = meter.read(str(task.task), beat.used if beat else None)
     state = "restarting" if task.start_at_s is not None else beat.state if beat else "starting"
-    return TaskRow(str(task.task), state, task.restarts, memory_bytes, processor, age_s(beat) if beat else None)
+    return TaskRow(str(task.task), state, task.restarts, *usage, age_s(beat) if beat else None)

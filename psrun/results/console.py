@@ -39,6 +39,7 @@ _LINES = {
     "recovery": ("recovered", "green", " from the loss of {task} after {seconds:.1f} s, {steps_lost} steps lost"),
     "warning": ("warning:", "yellow", " {message}"),
     "export": ("", "", "exported step {step} to {path}"),
+    "profile": ("", "", "profiled steps {first} to {last} of {count} tasks: {path}"),
     "predictions": ("", "", "{count} predictions of step {step} in {path}"),
 }
 
@@ -217,6 +218,8 @@ class ConsoleSink(Sink):
 def _values(event: Event) -> dict[str, Any]:
     """What the texts of `_LINES` name."""
     values = {**event.data, "step": event.step}
+    if event.kind == "profile":
+        values |= {"first": values["steps"][0], "last": values["steps"][1], "count": len(values["tasks"])}
     return values | {"step_ms": event.data["step_s"] * 1000} if event.kind == "packing" else values
 
 

@@ -28,7 +28,7 @@ UNKNOWN = "unknown"
 QUIET_S = 600.0  # a running run that writes nothing for so long has probably ended
 _FRESH_S = 5.0  # tasks beat twice a second
 _SILENT_S = 60.0  # other hosts see a change of a shared disk with a delay
-_TAIL_BYTES = 64 * 1024  # of metrics.jsonl, searched for the last epoch
+_TAILS_BYTES = (64 * 1024, 4 * 1024 * 1024)  # of metrics.jsonl, searched for the last epoch: tasks have samples there
 
 
 def below(folder: Path, levels: int = LEVELS) -> Iterator[Path]:
@@ -155,7 +155,7 @@ def look(path: Path, *, supervised: bool = False) -> RunState:
     if problem:
         with contextlib.suppress(OSError):
             result = summary.of_events(EventReader(path / METRICS).read())
-    beats = _beats(path)
+    beats = task_files.beats(path)
     written_s = _written_s(path)
     over = result.get("status") in OVER
     alive = None if supervised else is_alive(path, result)
@@ -190,17 +190,6 @@ def is_here(result: Mapping[str, Any]) -> bool:
     return {name: recorded.get(name) for name in ("host", "pid_namespace")} == process.place()
 
 
-def _beats(path: Path) -> dict[Task, Heartbeat]:
-    beats = {}
-    for name in sorted(task_files.names(task_files.shared(path))):
-        job, _, index = name.removesuffix(".json").rpartition("-")
-        task = Task(job, int(index)) if name.endswith(".json") and job and index.isdecimal() else None
-        beat = task_files.read(path, task) if task else None
-        if task and beat:
-            beats[task] = beat
-    return beats
-
-
 def _written_s(path: Path) -> float:
     shared = task_files.shared(path)
     beats = [shared / name for name in task_files.names(shared) if name.endswith(".json")]
@@ -216,15 +205,19 @@ def _gone(result: Mapping[str, Any], beats: Mapping[Task, Heartbeat], quiet_s: f
 
 
 def _last_epoch(path: Path) -> Event | None:
-    try:
-        with (path / METRICS).open("rb") as file:
-            size = file.seek(0, 2)
-            file.seek(max(0, size - _TAIL_BYTES))
-            lines = file.read().splitlines()
-    except OSError:
-        return None
-    events = (event_of(line) for line in reversed(lines) if b'"epoch"' in line)
-    return next((event for event in events if event and event.kind == "epoch"), None)
+    for tail_bytes in _TAILS_BYTES:
+        try:
+            with (path / METRICS).open("rb") as file:
+                size = file.seek(0, 2)
+                file.seek(max(0, size - tail_bytes))
+                lines = file.read().splitlines()
+        except OSError:
+            return None
+        events = (event_of(line) for line in reversed(lines) if b'"epoch"' in line)
+        epoch = next((event for event in events if event and event.kind == "epoch"), None)
+        if epoch is not None or size <= tail_bytes:
+            return epoch
+    return None
 
 
 def _after_epoch(epoch: Event | None) -> Progress | None:

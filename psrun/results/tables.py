@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from psrun.cluster.placement import Balance, Placed, balance
+from psrun.results.system_usage import Rates
 
 _FOLDED_FROM = 5  # equal rows of tasks
 
@@ -106,7 +107,7 @@ class TaskRow:
     """The state of a task of a cluster, as far as it is known.
 
     Attributes:
-      processor: use in percent of one core.
+      rates: of the last second; None if they are not known.
       heard_s: seconds since its last heartbeat; None before the first.
     """
 
@@ -114,18 +115,24 @@ class TaskRow:
     state: str
     restarts: int
     memory_bytes: int | None
-    processor: float | None
+    rates: Rates | None
     heard_s: float | None
 
 
 def task_table(rows: Sequence[TaskRow]) -> Table:
     """One row per task."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("task", "state", "restarts", "memory", "CPU", "last heartbeat"):
+    for heading in ("task", "state", "restarts", "memory", "CPU", "network in, out", "last heartbeat"):
         table.add_column(heading, justify="left" if heading in ("task", "state") else "right")
     for row in rows:
         memory = "-" if row.memory_bytes is None else decimal(row.memory_bytes)
-        processor = "-" if row.processor is None else f"{row.processor:.0f} %"
+        rates = row.rates
+        processor = "-" if rates is None else f"{rates.cpu_percent:.0f} %"
+        network = "-" if rates is None else f"{_per_s(rates.received_bytes_per_s)}, {_per_s(rates.sent_bytes_per_s)}"
         heard = "-" if row.heard_s is None else f"{row.heard_s:.1f} s ago"
-        table.add_row(row.name, row.state, str(row.restarts), memory, processor, heard)
+        table.add_row(row.name, row.state, str(row.restarts), memory, processor, network, heard)
     return table
+
+
+def _per_s(rate: float) -> str:
+    return f"{decimal(round(rate))}/s"

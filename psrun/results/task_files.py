@@ -14,7 +14,9 @@ from typing import Any
 
 from psrun import files
 from psrun.config.topology import Task
+from psrun.results import system_usage
 from psrun.results.events import Progress
+from psrun.results.system_usage import Usage
 
 _BEAT_S = 0.5
 
@@ -32,6 +34,7 @@ class Heartbeat:
       slowest_step_s: the longest time between two changes of `step`.
       advances: units of other work that were done, such as evaluated batches.
       progress: of the training, as `psrun.results.events.Progress`.
+      usage: of the process, as `psrun.results.system_usage.Usage`.
     """
 
     pid: int
@@ -42,6 +45,15 @@ class Heartbeat:
     slowest_step_s: float | None = None
     advances: int = 0
     progress: dict[str, Any] | None = None
+    usage: dict[str, Any] | None = None
+
+    @property
+    def used(self) -> Usage | None:
+        """`usage`; None if there is none, or another version of psrun wrote it."""
+        try:
+            return Usage(**self.usage) if self.usage else None
+        except TypeError:
+            return None
 
     @property
     def training(self) -> Progress | None:
@@ -79,8 +91,9 @@ class HeartbeatWriter:
             self._write()
 
     def _write(self) -> None:
+        beat = replace(self._read(), usage=asdict(system_usage.of_this_process()))
         try:
-            files.write_atomic(self._path, json.dumps(asdict(self._read())))
+            files.write_atomic(self._path, json.dumps(asdict(beat)))
         except OSError:
             with contextlib.suppress(OSError):  # the disk is full: the existing file still shows that the task lives
                 os.utime(self._path)
@@ -129,6 +142,18 @@ def read(folder: Path, task: Task) -> Heartbeat | None:
         return replace(beat, at_s=max(beat.at_s, file.stat().st_mtime))
     except (OSError, json.JSONDecodeError, TypeError):
         return None
+
+
+def beats(folder: Path) -> dict[Task, Heartbeat]:
+    """The last heartbeats of the tasks of the run in `folder`."""
+    found = {}
+    for name in sorted(names(shared(folder))):
+        job, _, index = name.removesuffix(".json").rpartition("-")
+        task = Task(job, int(index)) if name.endswith(".json") and job and index.isdecimal() else None
+        beat = read(folder, task) if task else None
+        if task and beat:
+            found[task] = beat
+    return found
 
 
 def names(folder: Path) -> list[str]:

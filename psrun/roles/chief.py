@@ -44,6 +44,7 @@ class Chief:
       folder, reporter: of the task.
       pulse: the heartbeat of this process.
       training: once it has started.
+      topology: of a cluster of several processes; None for a single process.
     """
 
     def __init__(self, run_config: RunConfig, context: TaskContext, reporter: Reporter) -> None:
@@ -53,7 +54,7 @@ class Chief:
         self.training: TrainingRun | None = None
         self._cluster = run_config.cluster
         self._partitioner = run_config.partitioner
-        self._topology = context.topology
+        self.topology = context.topology
         self._give_up = context.give_up
         self._connect = context.connect or functools.partial(strategy.connect, give_up=context.give_up)
         self._reported_s = time.monotonic()
@@ -63,16 +64,16 @@ class Chief:
         self._reservation = self._reserved_port()
         self._heartbeat = None
         # Also if this is the only process: a sweep shows its progress. A running run has its own heartbeat.
-        if self._topology is not None or run_config.mode == "train":
-            me = CHIEF if self._topology is None else self._topology.me
+        if self.topology is not None or run_config.mode == "train":
+            me = CHIEF if self.topology is None else self.topology.me
             self._heartbeat = task_files.HeartbeatWriter(self.folder.whole.path, me, self._current_heartbeat)
             self._heartbeat.start()
 
     def _reserved_port(self) -> PortReservation | None:
         """For servers, which exit if nobody listens for too long: TensorFlow listens only once the data is ready."""
-        if self._topology is None or not self._cluster.has_server_processes or CHIEF not in self._topology.addresses:
+        if self.topology is None or not self._cluster.has_server_processes or CHIEF not in self.topology.addresses:
             return None
-        return PortReservation(self._topology.addresses[CHIEF])
+        return PortReservation(self.topology.addresses[CHIEF])
 
     def __enter__(self) -> Self:
         return self
@@ -80,7 +81,7 @@ class Chief:
     def __exit__(self, *error: object) -> None:
         if self._heartbeat:
             self._heartbeat.stop()
-            if self._topology is None:
+            if self.topology is None:
                 with contextlib.suppress(OSError):
                     task_files.shared(self.folder.path).rmdir()
         if self._reservation:
@@ -105,9 +106,9 @@ class Chief:
         """The cluster in run.json, with the workers that train."""
         num_workers = self._cluster.num_workers
         num_ps = self._cluster.num_ps
-        if self._topology is not None and self._cluster.has_parameter_servers:  # one of the workers may be set aside
-            num_workers = len(self._topology.of("worker"))
-            num_ps = len(self._topology.of("ps"))
+        if self.topology is not None and self._cluster.has_parameter_servers:  # one of the workers may be set aside
+            num_workers = len(self.topology.of("worker"))
+            num_ps = len(self.topology.of("ps"))
         return {"topology": self._cluster.kind, "num_workers": num_workers, "num_ps": num_ps}
 
     @contextmanager
@@ -127,16 +128,16 @@ class Chief:
 
     def _dispatcher(self) -> str:
         """The address of the data service's dispatcher, which is started here if this is the only process."""
-        if self._topology is None:
+        if self.topology is None:
             return data_service.start_here(self._cluster.num_data_workers)
-        return data_service.target(self._topology)
+        return data_service.target(self.topology)
 
     @contextmanager
     def _connected(self, seed: int) -> Iterator[strategy.Distribution]:
         """Connects to the cluster once its servers are up, with reset names and random numbers."""
         start_afresh(seed)
         cluster = self._cluster
-        topology = self._topology
+        topology = self.topology
         if topology is not None and cluster.has_server_processes:
             error = TaskLostError if cluster.started_elsewhere else ClusterError  # a supervisor restarts servers
             strategy.wait_for_servers(topology, within_s=cluster.connect_timeout_s, error=error)
@@ -157,13 +158,13 @@ class Chief:
         if not isinstance(cluster, choices.Unsupervised):
             yield lambda: None
             return
-        assert self._topology is not None
+        assert self.topology is not None
         assert self._give_up is not None
         if self._loss is not None:
             task = Task.named(self._loss.task) or CHIEF
             before_s = max(0.0, time.time() - self._loss.at_s)
             self._recoveries.failed(task, self._loss.cause, step=self._loss.step, attempt=True, before_s=before_s)
-        watch = Watch(cluster, self._topology, self.reporter, self._recoveries, ask=_ask, training=self._status,
+        watch = Watch(cluster, self.topology, self.reporter, self._recoveries, ask=_ask, training=self._status,
                       give_up=self._give_up)  # fmt: skip
         watch.start()
         try:

@@ -27,7 +27,8 @@ from psrun.program.compiled_model import Program
 from psrun.results import staleness, task_files
 from psrun.results.events import Reporter
 from psrun.results.run_folder import PAUSED, RunFolder, flat, write_config
-from psrun.results.trackers import tracker_sinks
+from psrun.results.system_usage import Sampler, Usage
+from psrun.results.trackers.tracking import tracker_sinks
 from psrun.roles.chief import Chief
 from psrun.roles.recording import Recording
 from psrun.roles.task_context import TaskContext
@@ -37,6 +38,7 @@ from psrun.training.evaluation import meters, modes
 from psrun.training.hooks import Hooks
 from psrun.training.loop import Trainer, TrainingRun
 from psrun.training.metric_policies import MetricPolicies
+from psrun.training.profile_window import ProfileWindow
 from psrun.training.synchronized_stop import SynchronizedStop
 
 TRAINERS = {"custom_loop": custom_loop.trainer, "fit": fit.trainer, "own_loop": own_loop.trainer}
@@ -116,12 +118,13 @@ def _report_data(run_config: RunConfig, source: DataSource, reporter: Reporter, 
 
 
 def _train(program: Program, trainer: Trainer, hooks: Hooks, chief: Chief, stop: Stop) -> None:
-    run = _make_run(program, trainer, hooks, chief, stop)
+    run, profile = _make_run(program, trainer, hooks, chief, stop)
     folder = chief.folder
     reporter = chief.reporter
     chief.training = run
     chief.pulse = run.monitor
     run.monitor.start()
+    sampler = _sampler(run)
     hooks.start(program, run.monitor)
     stop.defer(_STOP_WITHIN_S)
     try:
@@ -134,6 +137,10 @@ def _train(program: Program, trainer: Trainer, hooks: Hooks, chief: Chief, stop:
             _export(program, folder, reporter)
     finally:
         hooks.stop()
+        if profile is not None:
+            profile.close()
+        if sampler is not None:
+            sampler.stop()
         run.monitor.stop()
         folder.record("trained", **_result(run, reporter))
         _record_evaluator(program.config.evaluation, folder)
@@ -146,8 +153,29 @@ def _train(program: Program, trainer: Trainer, hooks: Hooks, chief: Chief, stop:
     reporter.emit("end", step=last_step, **facts, **{key: result.get(key) for key in keys})
 
 
-def _make_run(program: Program, trainer: Trainer, hooks: Hooks, chief: Chief, stop: Stop) -> TrainingRun:
-    """The training, with the variables and the position of the checkpoint or backup that it resumes from, if any."""
+def _sampler(run: TrainingRun) -> Sampler | None:
+    """Samples what the tasks of the run use; None if nobody asked for it, or another task does."""
+    every_s = run.program.config.system.every_s
+    folder = run.folder
+    if every_s is None or folder.whole is not folder:
+        return None
+
+    def read() -> dict[str, Usage]:
+        beats = task_files.beats(folder.path)
+        return {str(task): beat.used for task, beat in beats.items() if beat.used is not None}
+
+    sampler = Sampler(every_s, read, lambda data: run.reporter.emit("system", step=run.monitor.last_step, **data))
+    sampler.start()
+    return sampler
+
+
+def _make_run(
+    program: Program, trainer: Trainer, hooks: Hooks, chief: Chief, stop: Stop
+) -> tuple[TrainingRun, ProfileWindow | None]:
+    """The training, with the variables and the position of the checkpoint or backup that it resumes from, if any.
+
+    Also the profile of some of its steps; None without one.
+    """
     folder = chief.folder
     reporter = chief.reporter
     policies = MetricPolicies(program, reporter, folder)
@@ -170,10 +198,12 @@ def _make_run(program: Program, trainer: Trainer, hooks: Hooks, chief: Chief, st
         stop=stop,
         lockstep=lockstep if program.config.cluster.has_synchronous_workers else None,
     )
+    steps = program.config.profile.steps
+    profile = None if steps is None else ProfileWindow(run, steps, chief.topology)
     run.actions = actions.in_order(
-        run, hooks=hooks, policies=policies, schedule=schedule, evaluator=modes.make(program)
+        run, hooks=hooks, policies=policies, schedule=schedule, evaluator=modes.make(program), profile=profile
     )
-    return run
+    return run, profile
 
 
 def _schedule(program: Program, folder: RunFolder, reporter: Reporter) -> CheckpointSchedule | None:

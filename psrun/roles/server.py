@@ -52,13 +52,20 @@ class ChiefProbe:
 
 
 def run(
-    topology: Topology, folder: RunFolder, stop: Stop, *, chief_timeout_s: float, num_replicas: int | None = None
+    topology: Topology,
+    folder: RunFolder,
+    stop: Stop,
+    *,
+    chief_timeout_s: float,
+    num_replicas: int | None = None,
+    is_profiled: bool = False,
 ) -> None:
     """Serves.
 
     Args:
       chief_timeout_s: how long to wait for a missing chief.
       num_replicas: of each worker, as in `servers.devices`.
+      is_profiled: whether the chief may ask for a profile of this process.
 
     Raises:
       ConfigError: the limit of open files is too low.
@@ -75,9 +82,19 @@ def run(
     _servers.append(servers.start(topology.spec(), me.job, me.index, num_replicas))
     heartbeat.start()
     chief = ChiefProbe(topology, timeout_s=chief_timeout_s)
+    profile = _profile(folder, topology) if is_profiled else None
     try:
         while not stop.requested.wait(_POLL_S) and not run_over:
             chief.check()
+            if profile is not None:
+                profile.look()
     finally:
         heartbeat.stop()
         run_over.close()
+
+
+def _profile(folder: RunFolder, topology: Topology) -> Any:
+    """What profiles this process; imported only where it is needed, since it imports more of TensorFlow."""
+    from psrun.results.profiles import ProfileFollower
+
+    return ProfileFollower(folder.path, topology.me)

@@ -29,7 +29,7 @@ from psrun.program.compiled_model import Program
 from psrun.results import task_files
 from psrun.results.events import Reporter, Sink
 from psrun.results.run_folder import RunFolder, is_over
-from psrun.results.trackers import tracker_sinks
+from psrun.results.trackers.tracking import tracker_sinks
 from psrun.training import callbacks
 from psrun.training.evaluation import meters
 from psrun.training.evaluation.direct import DirectEvaluation

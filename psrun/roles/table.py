@@ -94,6 +94,7 @@ def _server(process: Process) -> None:
         *(process.me.topology, process.folder, process.stop),
         chief_timeout_s=cluster.chief_timeout_s,
         num_replicas=cluster.replicas_per_worker,
+        is_profiled=process.run.profile.steps is not None,
     )
 
 

@@ -20,6 +20,7 @@ from psrun.training.evaluation.modes import Evaluator
 from psrun.training.hooks import HookContext, Hooks
 from psrun.training.loop import Actions, TrainingRun
 from psrun.training.metric_policies import MetricPolicies
+from psrun.training.profile_window import ProfileWindow
 
 
 def in_order(
@@ -29,12 +30,14 @@ def in_order(
     policies: MetricPolicies,
     schedule: CheckpointSchedule | None,
     evaluator: Evaluator | None,
+    profile: ProfileWindow | None = None,
 ) -> Actions:
     """The actions of a training.
 
     Args:
       schedule: of checkpoints; None if none are taken.
       evaluator: None if this process evaluates nothing.
+      profile: None if no steps are profiled.
 
     Raises:
       ConfigError: some predictions of the first training batch are no probabilities.
@@ -44,9 +47,16 @@ def in_order(
     saves = Saves(run, schedule, checks)
     evaluations = Evaluations(run, evaluator, schedule)
     return Actions(
-        before_epoch=[policies.lower_rate, saves.begin_delays],
+        before_epoch=[
+            policies.lower_rate,
+            saves.begin_delays,
+            *([profile.before_epoch] if profile else []),  # last: it has only steps
+        ],
         during_epoch=[hooks.check, checks.running_loss],
-        after_piece=[saves.within_epoch],
+        after_piece=[
+            *([profile.after_piece] if profile else []),  # before a checkpoint, which is no step
+            saves.within_epoch,
+        ],
         when_joined=[reports.visitation, reports.staleness, reports.waits],
         after_epoch=[
             checks.loss,  # first: values that are not finite are neither saved nor reported
@@ -62,6 +72,7 @@ def in_order(
             saves.interrupt,  # last: what was measured is recorded
         ],
         at_end=[
+            *([profile.at_end] if profile else []),  # first: the steps are over
             evaluations.catch_up,
             saves.at_end,
             hooks.end,  # whose threads have seen the last step

@@ -30,6 +30,7 @@ from psrun.results import run_state, task_files
 from psrun.results.console import ConsoleSink
 from psrun.results.journal import EventReader
 from psrun.results.sweep import SweepReader
+from psrun.results.system_usage import Usage
 from psrun.results.task_files import Heartbeat
 from psrun.results.watch import run, sweep
 from psrun.results.watch.commands import main
@@ -177,15 +178,18 @@ def test_a_terminal_sees_the_tasks_and_the_progress(running):
     progress = {"epoch": 2, "epochs": 20, "step": 150, "steps": 2000, "steps_per_s": 50.0, "examples_per_s": 3200.0}
     append(running, line("failure", 120, task="ps-0", cause="x", action="restarting ps-0", restarted=["ps-0"]))
     beat(running, "chief-0", state="training", step=150, progress={**progress, "loss": 0.2, "metrics": {}}, pid=1)
-    beat(running, "ps-0", pid=os.getpid())
-    beat(running, "worker-1", pid=dead_pid())
+    used = Usage(time.time(), 1.0, 5_000_000, 0, 0)
+    beat(running, "ps-0", usage=vars(used))
+    beat(running, "worker-1", at_s=time.time() - 20, usage=vars(used))
     watching = Watching(running, terminal=True)
     watching.until("step 150/2000")
+    beat(running, "ps-0", usage=vars(Usage(used.at_s + 2, 2.0, 6_000_000, 8000, 2_000_000)))
+    watching.until("6.0 MB")
     rows = {words[0]: words for words in map(str.split, watching.text.splitlines()) if words and "-" in words[0]}
     assert rows["chief-0"][1:3] == ["training", "0"]
     assert rows["ps-0"][1:3] == ["serving", "1"]
-    assert rows["ps-0"][4] in ("MB", "GB")  # of this process, which other tests have enlarged
-    assert rows["worker-1"][3:5] == ["-", "-"]  # its process is no more
+    assert rows["ps-0"][3:11] == ["6.0", "MB", "50", "%", "4.0", "kB/s,", "1.0", "MB/s"]
+    assert rows["worker-1"][3:6] == ["-", "-", "-"]  # it was not heard of for too long
     changed(running, status="completed", exit_code=0)
     time.sleep(0.1)
     assert watching.code is None  # tasks are still at something

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 from rich.console import Console, Group
 from rich.errors import MarkupError
 from rich.text import Text
@@ -24,6 +23,7 @@ from psrun.results.journal import METRICS, EventReader
 from psrun.results.reading import mapping
 from psrun.results.run_folder import RunFolder
 from psrun.results.run_state import QUIET_S, RunState
+from psrun.results.system_usage import UsageMeter
 from psrun.results.tables import TaskRow, task_table
 from psrun.results.task_files import Heartbeat, age_s
 
@@ -166,12 +166,12 @@ class RunView:
 
 
 class _Tasks:
-    """The tasks of a run by their heartbeats, with memory and CPU of the processes on this host."""
+    """The tasks of a run by their heartbeats, with what they use of their machines."""
 
     def __init__(self) -> None:
         self._seen: dict[Task, Heartbeat] = {}
         self._restarts = Counter[str]()
-        self._processes: dict[int, psutil.Process] = {}
+        self._meter = UsageMeter()
 
     def restarted(self, event: Event) -> None:
         self._restarts.update(event.data.get("restarted", []))
@@ -186,15 +186,6 @@ class _Tasks:
         restarts = self._restarts[str(task)]
         if beat is None:  # a task removes its file when it starts and when it ends
             return TaskRow(str(task), "starting" if restarts else "ended", restarts, None, None, None)
-        usage = self._usage(beat) if run_state.is_here(now.result) else (None, None)
-        return TaskRow(str(task), beat.state, restarts, *usage, age_s(beat))
-
-    def _usage(self, beat: Heartbeat) -> tuple[int | None, float | None]:
-        try:
-            process = self._processes.get(beat.pid) or psutil.Process(beat.pid)
-            self._processes[beat.pid] = process
-            if process.is_running() and process.create_time() <= beat.at_s:
-                return process.memory_info().rss or None, process.cpu_percent()  # a zombie holds none
-        except psutil.Error:
-            self._processes.pop(beat.pid, None)
-        return None, None
+        if age_s(beat) > _SEEN_WITHIN_S:  # it hangs, or its machine is gone
+            return TaskRow(str(task), beat.state, restarts, None, None, age_s(beat))
+        return TaskRow(str(task), beat.state, restarts, *self._meter.read(str(task), beat.used), age_s(beat))
