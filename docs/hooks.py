@@ -39,6 +39,7 @@ _GUIDES = [
     {"Search for a configuration": "guides/search.md"},
     {"Watch and compare runs": "guides/reports.md"},
     {"Reproduce a run": "guides/reproduce.md"},
+    {"Track runs": "guides/trackers.md"},
     {"Workers with several GPUs": "guides/gpus.md"},
     {"Your own model and data": "guides/own-components.md"},
     {"Bring your Keras 3 model": "guides/keras3.md"},

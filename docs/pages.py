@@ -163,7 +163,9 @@ def _keys() -> str:
         found: dict[str, list[tuple[str, Key]]] = {}
         for path in choices(group):
             text = path.read_text(encoding="utf-8")
-            for key in keys_of(text, "" if text.startswith("# @package _global_") else f"{group}."):
+            package = re.match(r"# @package (\S+)", text)  # where its keys are
+            prefix = "" if package and package[1] == "_global_" else f"{package[1] if package else group}."
+            for key in keys_of(text, prefix):
                 found.setdefault(key.name, []).append((path.stem, key))
         if group == "model":
             for key in keys_of((CONF / "model_keys.yaml").read_text(encoding="utf-8"), "model."):

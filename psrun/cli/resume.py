@@ -87,9 +87,11 @@ class _Recorded:
         self._replaced = {name for name in self._now if name in groups.ONE_CHOICE}
         self._replaced |= {"data"} if "model" in self._now else set()  # a model selects data
         composed = folder / HYDRA[0]
-        self._written: Any = _loaded(composed) if composed.exists() else {}
         self._choices = choices
+        trackers = _names(choices.get("tracker"))
+        self._written: Any = recorded_config.renewed(_loaded(composed), trackers) if composed.exists() else {}
         known = {**groups.choices(arguments), **self._choices}
+        before = recorded_config.renewed_arguments(before)
         held = overrides.parsed([each for each in before if key_of(each) not in self._now])
         chosen = [each for each in held if overrides.is_of_a_group(each, known)]
         self._keys = [each for each in held if each not in chosen]
@@ -99,12 +101,17 @@ class _Recorded:
         others = {group: choice for group, choice in others.items() if group in groups.ONE_CHOICE - self._replaced}
         files = {group: groups.choices_of(group, arguments) for group in others}
         self.implied = [
-            f"{group}={choice}"
+            f"{group}=[{','.join(choice)}]" if isinstance(choice, list) else f"{group}={choice}"
             for group, choice in others.items()
-            if group not in there and group != "experiment" and "experiment" not in self._now and choice in files[group]
+            if group not in there
+            and group != "experiment"
+            and "experiment" not in self._now
+            and files[group].keys() >= {*_names(choice)}
         ]
         self._gone = [str(each.input_line) for each in chosen if each.key_or_group not in there]
-        self._is_incomplete = bool(self._gone) or any(choice not in files[group] for group, choice in others.items())
+        self._is_incomplete = bool(self._gone) or any(
+            not files[group].keys() >= {*_names(choice)} for group, choice in others.items()
+        )
 
     def lay_over(self, config: DictConfig) -> list[str]:
         """Puts the recorded configuration into a composed one; returns the arguments of the run that still apply."""
@@ -148,10 +155,17 @@ def _names_what_is_gone(argument: str, choices: Mapping[str, Any], arguments: Se
     return is_recorded and value not in groups.choices_of(group, arguments)
 
 
-def _kinds(config: Path) -> dict[str, str]:
+def _kinds(config: Path) -> dict[str, Any]:
     """The choices of a run without files of Hydra, as with hydra.output_subdir=null: they have the names of kinds."""
     nodes = _loaded(config) if config.exists() else {}
-    return {name: nodes[name]["kind"] for name in KINDS if "kind" in nodes.get(name, ())}
+    nodes = recorded_config.renewed(nodes)
+    several = {name: [*nodes[name]] for name in groups.SEVERAL_CHOICES if name in nodes}
+    return several | {name: nodes[name]["kind"] for name in KINDS if "kind" in nodes.get(name, ())}
+
+
+def _names(choice: Any) -> list[str]:
+    """The names of the choices of a group, of which a run may have several."""
+    return [str(each) for each in choice] if isinstance(choice, list) else [str(choice)]
 
 
 def _is_there(override: Override, arguments: Sequence[str]) -> bool:

@@ -37,6 +37,14 @@ def for_key(key: str, keys: Collection[str], composed: Mapping[str, Any], argume
     parent, _, name = key.rpartition(".")
     if schema.is_near(name, keys):
         return schema.did_you_mean(name, keys)
+    if parent in groups.SEVERAL_CHOICES:
+        places = [f"{parent}.{choice}.{name}" for choice in _choices_with(parent, name, arguments)]
+        return f" Did you mean {' or '.join(places)}?" if places else schema.did_you_mean(name, keys)
+    group, _, choice = parent.partition(".")
+    if group in groups.SEVERAL_CHOICES and not keys:  # that is not chosen
+        known = groups.choices(arguments).get(group, {})
+        own = groups.keys(known[choice]) - {"kind"} if choice in known else set()
+        return f" It is a key of {group}={choice}." if name in own else schema.did_you_mean(name, own or known)
     elsewhere = [f"{parent}={choice}" for choice in _choices_with(parent, name, arguments)]
     if elsewhere:
         return f" It is a key of {', '.join(elsewhere)}."

@@ -26,7 +26,7 @@ from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from psrun.config import advice, groups, overrides, parse, resolvers
@@ -151,10 +151,19 @@ class Composer:
         if key not in self._loaded:
             with _readable(self._options):
                 config = self.loader.load_configuration(_config_name(self._options), lines, mode)
+            _record_several(config)
             self._loaded[key] = pickle.dumps(config)
             return config
         copy: DictConfig = pickle.loads(self._loaded[key])  # five times as fast as OmegaConf's copy
         return copy
+
+
+def _record_several(config: DictConfig) -> None:
+    """Records the choices of groups with several in Hydra's node: Hydra itself records single ones only."""
+    choices = config.hydra.runtime.choices
+    with open_dict(choices):
+        for group in groups.SEVERAL_CHOICES.difference(choices).intersection(config):
+            choices[group] = [*config[group]]
 
 
 def _record(config: DictConfig, arguments: list[str]) -> None:
@@ -334,7 +343,8 @@ def _with_guess(problem: Problem, composed: dict[str, Any], arguments: Sequence[
     node: Any = composed
     for part in filter(None, parent.split(".")):
         node = node.get(part, {}) if isinstance(node, dict) else {}
-    hidden = ("kind", "_target_") if parent in parse.GROUPS else ()  # users select a choice by name, not by these
+    is_choice = parent in parse.GROUPS or parent.partition(".")[0] in groups.SEVERAL_CHOICES
+    hidden = ("kind", "_target_") if is_choice else ()  # users select a choice by name, not by these
     keys = [k for k in node if k not in hidden] if isinstance(node, dict) else []
     if name == "_target_" and parent in _OWN_CHOICES:
         return Problem(problem.key, f"{problem.message} To use your own callable, set {parent}={_OWN_CHOICES[parent]}.")

@@ -17,8 +17,10 @@ from psrun.errors import ConfigError, Problem
 OPTIONS = ("--config-dir", "-cd")
 NAME_OPTIONS = ("--config-name", "-cn")
 CONF = Path(str(importlib.resources.files("psrun.conf")))
-ONE_CHOICE = frozenset(path.name for path in CONF.iterdir() if path.is_dir())  # groups of which a run has one choice
+ONE_CHOICE = frozenset(path.name for path in CONF.iterdir() if path.is_dir())  # groups of which a run has a choice
+SEVERAL_CHOICES = frozenset({"tracker"})  # of which a run may also have several, each in a place of its own
 _KEYS = ("mode", "seed", "resume", "restore")  # keys without a group and with a single value
+NEEDS_OWN_PACKAGE = "must begin with the line '# @package tracker.NAME', so that its keys are below tracker.NAME"
 NEEDS_GLOBAL_PACKAGE = "must begin with the line '# @package _global_', so that its keys are top-level keys"
 
 
@@ -159,6 +161,8 @@ class _DefaultsCheck:
         if not isinstance(defaults, list):
             message = f"is {defaults!r} in {path}, must be a list with items such as '- override /model: dense'"
             return Problem("defaults", message)
+        if group in SEVERAL_CHOICES and not re.match(rf"\s*#\s*@package\s+{group}\.{re.escape(path.stem)}\s", text):
+            return Problem(group, f"{name} {NEEDS_OWN_PACKAGE.replace('NAME', path.stem)}")
         is_global = bool(re.match(r"\s*#\s*@package\s+_global_\s", text))
         return self._of_list(defaults, group, path, is_global=is_global)
 
@@ -177,7 +181,7 @@ class _DefaultsCheck:
             for key, choice in item.items():
                 group = str(key).split()[-1].lstrip("/").partition("@")[0]
                 has_several = isinstance(choice, list) or group in chosen
-                if has_several and group in ONE_CHOICE:
+                if has_several and group in ONE_CHOICE - SEVERAL_CHOICES:
                     return Problem("defaults", f"has several choices of {group} in {path}; keep one of them")
                 chosen.add(group)
                 problem = self._of_item(str(key), choice, own, path, is_global=is_global)

@@ -184,8 +184,8 @@ def _of_group(
     given = str(override.input_line).partition("=")[2]  # with -m perhaps several values
     of_hydra = key.partition("/")[0] == "hydra"
     if before is not None and override.type == OverrideType.CHANGE:
-        message = f"is chosen twice, as {before} and as {given}; keep one of them"
-        return Problem(key, message)
+        both = f", or write {key}=[{before},{given}]" if key in groups.SEVERAL_CHOICES else ""
+        return Problem(key, f"is chosen twice, as {before} and as {given}; keep one of them{both}")
     if override.type != OverrideType.CHANGE and key in groups.ONE_CHOICE:
         return Problem(key, f"has a choice already; write {key}={given} without +")
     if override.package is not None and key in groups.ONE_CHOICE:
@@ -201,6 +201,8 @@ def _of_choice(
 ) -> Problem | None:
     """The problem of a value for a group, of which a run may have one choice or several."""
     text = str(value)
+    if isinstance(value, list) and key in groups.SEVERAL_CHOICES:
+        return _of_choices(key, value, choices, arguments)
     if isinstance(value, list) and value and has_one:
         names = ",".join(map(_shown, value))
         advice = f"to run each of them, add -m and write {key}={names}" if len(value) > 1 else f"write {key}={names}"
@@ -215,6 +217,20 @@ def _of_choice(
     if text in choices:
         return groups.problem_of_file(key, choices[text], arguments)
     return groups.no_such_choice(key, text, choices, arguments) if choices else None  # Hydra knows its own
+
+
+def _of_choices(key: str, values: list[Any], choices: Mapping[str, Path], arguments: Sequence[str]) -> Problem | None:
+    """The problem of a list of choices for a group of which a run may have several."""
+    if not values:
+        return Problem(key, f"is [], must name at least one choice{_named(key, choices)}")
+    for number, value in enumerate(values):
+        if isinstance(value, list):
+            return Problem(key, f"has a list within a list, [{', '.join(map(_shown, value))}]; write {key}=[A,B]")
+        if value in values[:number]:
+            return Problem(key, f"lists {_shown(value)} twice; remove one of them")
+        if (problem := _of_choice(key, value, choices, arguments, has_one=True)) is not None:
+            return problem
+    return None
 
 
 def _values(override: Override) -> Iterator[Any]:

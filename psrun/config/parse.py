@@ -20,16 +20,20 @@ from psrun.config.run_config import (
     LowerLearningRate,
     ModelKeys,
     PredictKeys,
+    ProfileKeys,
     RunConfig,
     SweepKeys,
+    SystemKeys,
     TaskKeys,
 )
 from psrun.config.schema import at_least, one_of
 from psrun.config.targets import Target
 from psrun.errors import ConfigError, Problem
 
-TOP = ("mode", "seed", "resume", "restore", "task", "export", "predict", "early_stopping", "reduce_lr", "sweep")
-RECORDED = (*KINDS, "model", "data", "optimizer", "seed", "export", "early_stopping", "reduce_lr")  # hold when resumed
+TOP = ("mode", "seed", "resume", "restore", "task", "export", "predict", "early_stopping", "reduce_lr", "sweep",
+       "system", "profile")  # fmt: skip
+# These hold when a run is resumed.
+RECORDED = (*KINDS, "model", "data", "optimizer", "seed", "export", "early_stopping", "reduce_lr", "system", "profile")
 GROUPS = (*KINDS, "model", "data", "optimizer")
 
 
@@ -64,6 +68,8 @@ class _Top:
     early_stopping: EarlyStopping
     reduce_lr: LowerLearningRate
     sweep: SweepKeys
+    system: SystemKeys
+    profile: ProfileKeys
     resume: str | None
     restore: Any
     mode: str = one_of(*MODES)
@@ -89,7 +95,9 @@ def load(raw: Mapping[str, Any], *, elsewhere: bool = False) -> RunConfig:
         problems += error.problems
     valid_keys = {*GROUPS, *TOP, *choices.SUBMISSIONS}
     problems += [_unknown(name, value, valid_keys, raw) for name, value in raw.items() if name not in valid_keys]
-    parts: dict[str, Any] = {group: _read_kind(raw.get(group), group, problems) for group in KINDS}
+    one = [group for group in KINDS if group not in groups.SEVERAL_CHOICES]
+    parts: dict[str, Any] = {group: _read_kind(raw.get(group), group, group, problems) for group in one}
+    parts["trackers"] = _read_trackers(raw.get("tracker"), problems)
     parts["trainer"] = _with_hooks(parts["trainer"], problems)
     top = schema.read(_Top, {name: raw[name] for name in TOP if name in raw}, key="", problems=problems)
     parts["model"], parts["model_keys"] = _read_model(raw.get("model"), problems)
@@ -126,23 +134,39 @@ def _unknown(name: str, value: Any, valid_keys: set[str], raw: Mapping[str, Any]
     return Problem(name, f"no such key (value {value!r}).{guess}{hint}")
 
 
-def _read_kind(node: Any, group: str, problems: list[Problem]) -> Any:
+def _read_kind(node: Any, group: str, key: str, problems: list[Problem]) -> Any:
+    """The choice of a group that lies at `key`."""
     kinds = KINDS[group]
     kind = node.get("kind") if isinstance(node, Mapping) else None
     if isinstance(node, Mapping) and "_target_" in node and group in _OWN:
         return _OWN[group](node, problems)
     if isinstance(node, Mapping) and "_target_" in node and group in choices.BASES:
-        return _read_own_choice(node, group, problems)
+        return _read_own_choice(node, group, key, problems)
     if not isinstance(kind, str) or kind not in kinds:
-        problems.append(Problem(group, f"is {node!r}; choose {group}=NAME with one of {', '.join(kinds)}"))
+        problems.append(Problem(key, f"is {node!r}; choose {group}=NAME with one of {', '.join(kinds)}"))
         return None
-    return schema.read(kinds[kind], node, key=group, problems=problems)
+    return schema.read(kinds[kind], node, key=key, problems=problems)
 
 
-def _read_own_choice(node: Mapping[str, Any], group: str, problems: list[Problem]) -> Any:
-    """The choice whose dataclass `_target_` names: of a cluster, a consistency or an evaluation mode."""
+def _read_trackers(node: Any, problems: list[Problem]) -> dict[str, choices.TrackerChoice]:
+    """The trackers by name. A file of the group without its place has its keys where the names should be."""
+    if not isinstance(node, Mapping) or not node:
+        problems.append(
+            Problem("tracker", f"is {node!r}; choose tracker=NAME with one of {', '.join(KINDS['tracker'])}")
+        )
+        return {}
+    if misplaced := [name for name in ("kind", "_target_") if name in node]:
+        message = f"has the key {misplaced[0]} of a single tracker: its file {groups.NEEDS_OWN_PACKAGE}"
+        problems.append(Problem("tracker", message))
+        return {}
+    read = {name: _read_kind(each, "tracker", f"tracker.{name}", problems) for name, each in node.items()}
+    return {name: tracker for name, tracker in read.items() if tracker is not None}
+
+
+def _read_own_choice(node: Mapping[str, Any], group: str, key: str, problems: list[Problem]) -> Any:
+    """The choice whose dataclass `_target_` names: of a cluster, a tracker, a consistency or an evaluation mode."""
     base = choices.BASES[group]
-    target = Target(str(node["_target_"]), {}, group)
+    target = Target(str(node["_target_"]), {}, key)
     try:
         found = targets.find(target)
     except ConfigError as error:
@@ -150,10 +174,10 @@ def _read_own_choice(node: Mapping[str, Any], group: str, problems: list[Problem
         return None
     if not (isinstance(found, type) and issubclass(found, base) and dataclasses.is_dataclass(found)):
         message = f"{target.name} is no dataclass derived from psrun.config.choices.{base.__name__}"
-        problems.append(Problem(f"{group}._target_", message))
+        problems.append(Problem(f"{key}._target_", message))
         return None
     options = {name: value for name, value in node.items() if name != "_target_"}
-    return schema.read(found, options, key=group, problems=problems)
+    return schema.read(found, options, key=key, problems=problems)
 
 
 def _read_model(node: Any, problems: list[Problem]) -> tuple[Target | None, ModelKeys | None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from psrun.config import choices, consistency_rules, keras_callbacks, keras_names, topology
+from psrun.config import choices, consistency_rules, keras_callbacks, keras_names, schema, topology
 from psrun.config.run_config import OF_A_RUN, RunConfig
 from psrun.errors import Problem
 
@@ -33,6 +33,7 @@ def problems(config: RunConfig) -> list[Problem]:
         _of_monitors,
         _of_restoring,
         _of_predictions,
+        _of_what_is_reported,
     )
     return [problem for check in checks for problem in check(config)]
 
@@ -321,3 +322,20 @@ def _of_predictions(config: RunConfig) -> Iterator[Problem]:
         yield Problem("predict.format", message)
     if twice := sorted({name for name in keys.keep if keys.keep.count(name) > 1}):
         yield Problem("predict.keep", f"names {', '.join(map(repr, twice))} more than once")
+
+
+def _of_what_is_reported(config: RunConfig) -> Iterator[Problem]:
+    """Problems of trackers and of the profile."""
+    trackers = config.trackers
+    for name, tracker in trackers.items():
+        if isinstance(tracker, choices.NoTracker) and len(trackers) > 1:
+            others = ",".join(other for other in trackers if other != name)
+            yield Problem("tracker", f"has none beside {others}; write tracker=none, or tracker=[{others}]")
+        for artifact in getattr(tracker, "artifacts", ()):
+            if artifact not in choices.ARTIFACTS:
+                message = f"has no artifact {artifact!r}.{schema.did_you_mean(artifact, choices.ARTIFACTS)}"
+                yield Problem(f"tracker.{name}.artifacts", message)
+    steps = config.profile.steps
+    if steps is not None and (len(steps) != 2 or not 0 <= steps[0] < steps[1]):
+        message = f"is {steps}, must be two steps, the smaller one first, such as [100, 120], or null"
+        yield Problem("profile.steps", message)

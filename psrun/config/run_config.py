@@ -187,10 +187,25 @@ class SweepKeys:
 
 
 @dataclass(frozen=True)
+class SystemKeys:
+    """`every_s`: the seconds between two samples of what each task uses; None for none."""
+
+    every_s: float | None = at_least(1)
+
+
+@dataclass(frozen=True)
+class ProfileKeys:
+    """`steps`: the training steps between these two are profiled; None for none."""
+
+    steps: list[int] | None
+
+
+@dataclass(frozen=True)
 class RunConfig:
     """The complete configuration of a run. `raw` is the composed configuration, resolved, as plain values.
 
     Attributes:
+      trackers: by the name of their file in conf/tracker/, below which they have their keys.
       submission: the settings of the engine; None without one.
       resume: the folder of the run to resume, or to restore a checkpoint from; None for a new run.
       restore: the checkpoint to export or to predict with: 'latest', 'best' or a step.
@@ -207,7 +222,7 @@ class RunConfig:
     consistency: choices.ConsistencyChoice
     evaluation: choices.EvaluationChoice
     checkpoint: choices.Checkpoints
-    tracker: choices.Tracker
+    trackers: Mapping[str, choices.TrackerChoice]
     submission: choices.Submission | None
     task: TaskKeys
     export: ExportKeys
@@ -215,6 +230,8 @@ class RunConfig:
     early_stopping: EarlyStopping
     reduce_lr: LowerLearningRate
     sweep: SweepKeys
+    system: SystemKeys
+    profile: ProfileKeys
     mode: str
     seed: int
     resume: str | None
@@ -290,4 +307,5 @@ class RunConfig:
     def needs_network(self) -> bool:
         """Whether the run accesses the network: a URL is configured, or data is downloaded."""
         downloads = "path" in self.data.target.options and self.data.target.options["path"] is None
-        return downloads or "://" in repr(self.raw)
+        online = any(tracker.needs_network for tracker in self.trackers.values())
+        return downloads or online or "://" in repr(self.raw)

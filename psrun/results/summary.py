@@ -61,6 +61,14 @@ def _placement(state: State, event: Event) -> State:
     return {"placement": balance.pop("placement"), "balance": balance}
 
 
+def _tracker(state: State, event: Event) -> State:
+    """Where a tracker has the run. That of MLflow is also at `tracker`, as when there was one tracker only."""
+    record = dict(event.data)
+    name = record.pop("name", None)
+    alone = {"tracker": record} if name is None or record.get("kind") == "mlflow" else {}
+    return alone if name is None else {**alone, "trackers": {**state.get("trackers", {}), name: record}}
+
+
 def _waits(state: State, event: Event) -> State:
     """The totals since the process began replace those of earlier epochs."""
     totals = {name: value for name, value in event.data.items() if name != "epoch"}
@@ -129,7 +137,7 @@ CHANGES: dict[str, Change] = {
     "ended": _given,
     "cluster": _given,
     "replicas": _under("replicas"),
-    "tracker": _under("tracker"),
+    "tracker": _tracker,
     "consistency": _under("consistency"),
     "code": _under("code"),
     "environment": _under("environment"),
@@ -154,6 +162,7 @@ CHANGES: dict[str, Change] = {
     "best_checkpoint": _given,
     "trained": _trained,
     "export": lambda state, event: {"export": event.data["path"]},
+    "profile": _under("profile"),
     "predictions": lambda state, event: {"predictions": {**event.data, "step": event.step}},
     # Losses and recoveries.
     "lost": lambda state, event: {PENDING: {**event.data, "step": event.step}},

@@ -33,6 +33,8 @@ ARGUMENTS = [
     "model=embeding", "model=mine", "cluster=tpu", "data=csv",
     # A group has one choice, in one place.
     "+experiment=smoke", "++model=dense", "model@x=dense", "~tracker",
+    # A run may have several trackers.
+    "tracker=[tensorbord,mlflow]", "tracker=[mlflow,mlflow]", "tracker=[]", "tracker=[[mlflow]]",
     # Keys of Hydra's.
     "hydra.searchpath=[file://own]", "hydra.run.dir=",
 ]  # fmt: skip
@@ -64,6 +66,14 @@ COMPOSED = {
     ],
     "values of several kinds": ["seed=null", "trainer.hooks=3", "cluster.num_workers=0", "trainer.epochs=null"],
     "combinations": ["evaluation=validation", "cluster=multi_worker_mirrored"],
+    "two trackers": ["tracker=mlflow", "tracker=wandb"],
+    "keys of trackers": [
+        "tracker=mlflow", "tracker.tracking_uri=x", "tracker.mlflow.uri=x", "tracker.wandb.mode=online",
+        "tracker.x.y=1",
+    ],
+    "trackers and a profile": [
+        "tracker=[none,wandb]", "tracker.wandb.artifacts=[exprt]", "profile.steps=[120,100]",
+    ],
     "a run that is not there": ["resume=/nowhere", "seed=x", "model=denes", "predict.formt=csv", "model.width=3"],
     "a value that cannot be read": ["data=table", "data.path=a[1].csv", "data.label=y"],
 }  # fmt: skip
@@ -85,6 +95,7 @@ FILES = {
     "two overrides": ("experiment", f"{OVERRIDE}  - override /model: cnn\n  - override /model: dense\n".encode()),
     "an override of several": ("experiment", f"{OVERRIDE}  - override /optimizer: [sgd, adagrad]\n".encode()),
     "an item of another kind": ("experiment", f"{OVERRIDE}  - override /model: 2\n".encode()),
+    "a tracker without its place": ("tracker", b"kind: mlflow\nexperiment: mine\n"),
     "a search path": ("experiment", b"# @package _global_\nhydra: {searchpath: [x]}\n"),
 }
 
@@ -143,6 +154,13 @@ VALUES: dict[str, list[Any]] = {
     "export.best": [True],
     "experiment": ["dlrm", {"seed": 1}],
     "slurm": [{"time": 1}],
+    "tracker": [{}, {"kind": "mlflow", "tracking_uri": "x", "experiment": "y"}, {"mlflow": {"kind": "mlflo"}}],
+    "tracker.wandb": [
+        {"kind": "wandb", "project": "p", "entity": None, "artifacts": [], "mode": "onlin"},
+        {"_target_": "psrun.results.events.Sink"},
+    ],
+    "profile.steps": [100, [100], [-1, 5], ["a", "b"]],
+    "system.every_s": [0, "often"],
 }
 
 # Choices and keys that are valid alone.

@@ -22,6 +22,8 @@ def choice(group: str, name: str) -> dict[str, Any]:
     defaults = plain.pop("defaults", [])
     if path.read_text(encoding="utf-8").startswith("# @package _global_"):
         return plain
+    if group in groups.SEVERAL_CHOICES:
+        return {group: {name: plain}}
     keys = {group: {**MODEL_KEYS, **plain} if group == "model" else plain}
     for item in defaults:
         for target, other in item.items():

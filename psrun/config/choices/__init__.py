@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from psrun.config.choices import clusters, consistency, results, training
+from psrun.config.choices import clusters, consistency, results, trackers, training
 from psrun.config.choices.base import Choice
 from psrun.config.choices.clusters import (
     CentralStorage,
@@ -40,16 +40,13 @@ from psrun.config.choices.results import (
     Evaluated,
     EvaluationChoice,
     Exact,
-    MLflow,
     NoCheckpoints,
     NoEvaluation,
-    NoTracker,
     Sidecar,
     SidecarThread,
-    TensorBoard,
-    Tracker,
     Validation,
 )
+from psrun.config.choices.trackers import ARTIFACTS, MLflow, NoTracker, TensorBoard, TrackerChoice, WandB
 from psrun.config.choices.training import (
     MAX_UNROLLED_STEPS,
     CustomLoop,
@@ -66,6 +63,7 @@ from psrun.config.choices.training import (
 )
 
 __all__ = [
+    "ARTIFACTS",
     "BASES",
     "KINDS",
     "MAX_UNROLLED_STEPS",
@@ -122,10 +120,11 @@ __all__ = [
     "Synchronous",
     "TensorBoard",
     "TfConfig",
-    "Tracker",
+    "TrackerChoice",
     "Trainer",
     "Unsupervised",
     "Validation",
+    "WandB",
 ]
 
 # The groups whose choice may be a class of the user's, named by a `_target_`, with the class that it derives from.
@@ -133,6 +132,7 @@ BASES: dict[str, type[Choice]] = {
     "cluster": ClusterChoice,
     "consistency": ConsistencyChoice,
     "evaluation": EvaluationChoice,
+    "tracker": TrackerChoice,
 }
 KINDS: dict[str, dict[str, type]] = {
     "cluster": clusters.CLUSTERS,
@@ -141,5 +141,5 @@ KINDS: dict[str, dict[str, type]] = {
     "consistency": consistency.MODES,
     "evaluation": results.EVALUATIONS,
     "checkpoint": results.CHECKPOINTS,
-    "tracker": results.TRACKERS,
+    "tracker": trackers.TRACKERS,
 }

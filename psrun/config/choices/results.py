@@ -1,4 +1,4 @@
-"""Evaluations, checkpoints and trackers."""
+"""Evaluations and checkpoints."""
 
 from __future__ import annotations
 
@@ -170,27 +170,6 @@ class EpochCheckpoints(_Checkpoints):
 Checkpoints = NoCheckpoints | EpochCheckpoints
 
 
-@dataclass(frozen=True)
-class NoTracker:
-    kind: str
-
-
-@dataclass(frozen=True)
-class TensorBoard:
-    kind: str
-
-
-@dataclass(frozen=True)
-class MLflow:
-    """`tracking_uri`: URI of a server or a database, or a folder. `experiment`: the MLflow experiment."""
-
-    kind: str
-    tracking_uri: str
-    experiment: str
-
-
-Tracker = NoTracker | TensorBoard | MLflow
-
 # By name, as `kind` in conf/.
 EVALUATIONS: dict[str, type] = {
     "none": NoEvaluation,
@@ -202,4 +181,3 @@ EVALUATIONS: dict[str, type] = {
     "sidecar_thread": SidecarThread,
 }
 CHECKPOINTS: dict[str, type] = {"none": NoCheckpoints, "epoch": EpochCheckpoints}
-TRACKERS: dict[str, type] = {"none": NoTracker, "tensorboard": TensorBoard, "mlflow": MLflow}

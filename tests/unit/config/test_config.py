@@ -41,7 +41,8 @@ def test_values_read_from_conf_are_those_that_hydra_composes(arguments):
 @pytest.mark.parametrize("group", choices.KINDS)
 def test_every_choice_of_every_group_loads(group):
     for kind, cls in choices.KINDS[group].items():
-        assert type(getattr(loaded(*NEEDED.get(kind, []), f"{group}={kind}"), group)) is cls
+        run = loaded(*NEEDED.get(kind, []), f"{group}={kind}")
+        assert type(run.trackers[kind] if group == "tracker" else getattr(run, group)) is cls
 
 
 def test_data_files_that_are_missing_are_reported_together(tmp_path):

@@ -144,13 +144,13 @@ def test_arguments_arrive_in_the_pods_as_they_were_given(tmp_path):
     (tmp_path / "myconf" / "model").mkdir(parents=True)
     text = (REPOSITORY / "conf" / "model" / "dense.yaml").read_text()
     (tmp_path / "myconf" / "model" / "mine.yaml").write_text(text)
-    tracker = ["tracker=mlflow", "tracker.tracking_uri='$(HOME)/x'", "tracker.experiment='a\nkind: b'"]
+    tracker = ["tracker=mlflow", "tracker.mlflow.tracking_uri='$(HOME)/x'", "tracker.mlflow.experiment='a\nkind: b'"]
     limits = "++kubernetes.resources.worker.limits={memory: 8Gi, nvidia.com/gpu: 1}"
     given = ["model=mine", "--config-dir", "myconf", "kubernetes.kind=indexed_jobs", limits, *tracker]
     jobs = {each["metadata"]["name"]: each for each in of_kind(manifests(tmp_path, *given), "Job")}
     (container,) = jobs["run-1-worker"]["spec"]["template"]["spec"]["containers"]
     assert container["args"][:2] == ["--config-dir", "myconf"]
-    assert {"tracker.tracking_uri='$$(HOME)/x'", tracker[2], limits} <= set(container["args"])
+    assert {"tracker.mlflow.tracking_uri='$$(HOME)/x'", tracker[2], limits} <= set(container["args"])
     assert container["resources"]["limits"] == {"memory": "8Gi", "nvidia.com/gpu": "1"}
 
 

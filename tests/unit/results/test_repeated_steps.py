@@ -35,17 +35,20 @@ def test_tensorboard_forgets_steps_that_are_trained_again(tmp_path):
     # TensorBoard's own; `event_accumulator`, which it no longer uses, forgets no values of TensorFlow 2.
     from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
 
-    from psrun.results.trackers import TensorBoardSink
+    from psrun.results.run_folder import RunFolder
+    from psrun.results.trackers.tensorboard import TensorBoardSink
+    from psrun.results.trackers.tracking import TrackedRun
 
     def drawn(folder):
-        events = EventAccumulator(str(tmp_path / folder)).Reload().Tensors("loss")
+        events = EventAccumulator(str(run.folder.tensorboard / folder)).Reload().Tensors("loss")
         return [(event.step, float(tf.make_ndarray(event.tensor_proto))) for event in events]
 
-    sink, evaluator = TensorBoardSink(tmp_path, None), TensorBoardSink(tmp_path, None)
+    run = TrackedRun("tensorboard", RunFolder(tmp_path), None, None)
+    sink, evaluator = TensorBoardSink(None, run), TensorBoardSink(None, run)
     for event in happened():
         if event.kind == "restored":
             sink.close()
-            sink = TensorBoardSink(tmp_path, None)
+            sink = TensorBoardSink(None, run)
         if event.kind != "evaluation":
             sink.event(event)
         if event.kind == "epoch":

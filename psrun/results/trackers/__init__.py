@@ -1,0 +1,1 @@
+"""Experiment trackers, beside the run folder and the terminal: one module each."""
