@@ -16,13 +16,13 @@ from psrun.config import choices
 from psrun.errors import ConfigError, Problem
 from psrun.results import reading
 from psrun.results.events import Event, Sink
+from psrun.results.run_folder import PAUSED
 from psrun.results.sweep import DEFAULT_METRICS
-from psrun.results.trackers.tracking import TrackedRun, artifacts, numbers
+from psrun.results.trackers.tracking import STATUS, TrackedRun, artifacts, numbers
 
 _LONGEST_VALUE = 500  # characters; every store of MLflow accepts parameters of this length
 _MOST_AT_ONCE = 100  # parameters
-_STATUS = {"stopping": "KILLED", "end": "FINISHED"}
-_IN_PSRUN = {"FINISHED": "completed", "KILLED": "interrupted", "FAILED": "failed"}
+_IN_MLFLOW = {"completed": "FINISHED", "interrupted": "KILLED", "failed": "FAILED", PAUSED: "SCHEDULED"}
 _PARENTS = "trackers.json"  # in the sweep folder
 _LOCK = ".trackers.lock"
 _LOCK_WITHIN_S = 60.0  # another job creates the parent, and perhaps the tables of a database
@@ -51,10 +51,10 @@ class MLflowSink(Sink):
         self._entities = entities
         self._run_id: str | None = None
         self._parent: _Parent | None = None
-        self._status = "FAILED"  # until another status is set
+        self._status = "failed"
 
     def event(self, event: Event) -> None:
-        self._status = _STATUS.get(event.kind, self._status)
+        self._status = STATUS.get(event.kind, self._status)
         if event.kind == "start":
             self._begin()
         elif event.kind == "planned" and self._run.values is not None:
@@ -65,16 +65,18 @@ class MLflowSink(Sink):
     def close(self) -> None:
         if self._run_id is None or self._run.values is None:
             return
-        for name, content in artifacts(self._chosen.artifacts, self._run.folder, _IN_PSRUN[self._status]):
+        outcome = self._run.outcome(self._status)
+        for name, content in artifacts(self._chosen.artifacts, self._run.folder, outcome):
             if isinstance(content, str):
                 self._client.log_text(self._run_id, content, name)
             elif content.is_dir():
                 self._client.log_artifacts(self._run_id, str(content), name)
             else:
                 self._client.log_artifact(self._run_id, str(content), Path(name).parent.name or None)
-        self._client.set_terminated(self._run_id, self._status)
+        self._client.set_terminated(self._run_id, _IN_MLFLOW[outcome])
         if self._parent is not None:
-            self._parent.ends(self._run.folder.stored())
+            stored = self._run.folder.stored()
+            self._parent.ends(reading.mapping(stored.get("metrics")) if outcome == "completed" else {})
 
     @functools.cached_property
     def _client(self) -> Any:
@@ -157,15 +159,15 @@ class _Parent:
             record["running"] = sorted({*record["running"], self._job})
             self._client.update_run(self.run_id, status="RUNNING")
 
-    def ends(self, result: Mapping[str, Any]) -> None:
-        """Call when the job ends, with its run.json: the parent gets the best metric of its jobs."""
+    def ends(self, metrics: Mapping[str, Any]) -> None:
+        """Call when the job ends, with its metrics if it is complete: the parent gets the best of its jobs."""
         if self.run_id is None:
             return
         with self._record() as record:
             if record is None:
                 return
             record["running"] = [job for job in record["running"] if job != self._job]
-            self._compare(record, reading.mapping(result.get("metrics")))
+            self._compare(record, metrics)
             if not record["running"]:
                 self._client.set_terminated(self.run_id, "FINISHED")
 

@@ -15,9 +15,10 @@ from psrun.config.schema import AUTO
 from psrun.errors import PsrunError
 from psrun.results import reading, staleness
 from psrun.results.events import Event, Sink
-from psrun.results.run_folder import CONFIG, RESULT, RunFolder, flat
+from psrun.results.run_folder import CONFIG, PAUSED, RESULT, RunFolder, flat
 from psrun.results.sweep import RECORD
 
+STATUS = {"stopping": "interrupted", "end": "completed"}  # of a run after an event; failed, unless it is one of these
 _SWEEP_WITHIN = 3  # folders: `hydra.sweep.subdir` may have several parts
 
 
@@ -42,6 +43,10 @@ class TrackedRun:
         """The folder of the sweep that the run is a job of; None if it is none."""
         above = list(self.folder.path.absolute().parents)[:_SWEEP_WITHIN]
         return next((folder for folder in above if (folder / RECORD).exists()), None)
+
+    def outcome(self, status: str) -> str:
+        """How the run has ended, whose events add up to `status`: the status, or paused by a search."""
+        return PAUSED if status == "completed" and self.folder.is_paused else status
 
     def recorded(self, **expected: Any) -> str | None:
         """The id of the run in the tracker, as an earlier process or another task recorded it; None if there is none.
@@ -134,6 +139,7 @@ def artifacts(names: list[str], folder: RunFolder, status: str) -> Iterator[tupl
       status: of the run, which is recorded only after its trackers are closed.
     """
     result = folder.stored()
+    status = "interrupted" if status == PAUSED else status
     if "config" in names:
         yield CONFIG, folder.path / CONFIG
     if "result" in names:

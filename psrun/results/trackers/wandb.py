@@ -11,12 +11,11 @@ from typing import Any
 from psrun.config import choices
 from psrun.errors import ConfigError, Problem
 from psrun.results.events import Event, Sink
-from psrun.results.trackers.tracking import TrackedRun, artifacts, numbers
+from psrun.results.trackers.tracking import STATUS, TrackedRun, artifacts, numbers
 
 _BEGIN_WITHIN_S = 60.0
 _END_WITHIN_S = 20.0  # less than the time a chief has to exit
 _STEP = "trained_steps"
-_STATUS = {"stopping": "interrupted", "end": "completed"}
 # psrun reports the system, keeps the logs, and records the code; the console stays as it is.
 _SETTINGS = {
     "console": "off",
@@ -53,10 +52,10 @@ class WandBSink(Sink):
         self._chosen = chosen
         self._run = run
         self._filed: Any = None
-        self._status = "failed"  # until another status is set
+        self._status = "failed"
 
     def event(self, event: Event) -> None:
-        self._status = _STATUS.get(event.kind, self._status)
+        self._status = STATUS.get(event.kind, self._status)
         if event.kind == "start":
             self._begin()
         elif event.kind == "planned" and self._run.values is not None:
@@ -98,7 +97,7 @@ class WandBSink(Sink):
     def _end(self) -> None:
         if self._run.values is not None and self._chosen.artifacts:
             artifact = self._wandb.Artifact(f"run-{self._filed.id}", type="psrun-run")
-            for name, content in artifacts(self._chosen.artifacts, self._run.folder, self._status):
+            for name, content in artifacts(self._chosen.artifacts, self._run.folder, self._run.outcome(self._status)):
                 if isinstance(content, str):
                     with artifact.new_file(name) as file:
                         file.write(content)
