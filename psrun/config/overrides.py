@@ -184,7 +184,8 @@ def _of_group(
     given = str(override.input_line).partition("=")[2]  # with -m perhaps several values
     of_hydra = key.partition("/")[0] == "hydra"
     if before is not None and override.type == OverrideType.CHANGE:
-        both = f", or write {key}=[{before},{given}]" if key in groups.SEVERAL_CHOICES else ""
+        are_names = all(value in known.get(key, ()) and value != "none" for value in (before, given))
+        both = f", or write {key}=[{before},{given}]" if key in groups.SEVERAL_CHOICES and are_names else ""
         return Problem(key, f"is chosen twice, as {before} and as {given}; keep one of them{both}")
     if override.type != OverrideType.CHANGE and key in groups.ONE_CHOICE:
         return Problem(key, f"has a choice already; write {key}={given} without +")
