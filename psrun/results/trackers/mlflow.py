@@ -17,7 +17,7 @@ from psrun.errors import ConfigError, Problem
 from psrun.results import reading
 from psrun.results.events import Event, Sink
 from psrun.results.run_folder import PAUSED
-from psrun.results.sweep import DEFAULT_METRICS
+from psrun.results.sweep import default_metric, mode_of
 from psrun.results.trackers.tracking import STATUS, TrackedRun, artifacts, numbers
 
 _LONGEST_VALUE = 500  # characters; every store of MLflow accepts parameters of this length
@@ -173,13 +173,13 @@ class _Parent:
 
     def _compare(self, record: dict[str, Any], metrics: Mapping[str, Any]) -> None:
         ranking = self._run.ranking
-        names = DEFAULT_METRICS if ranking.metric is None else (ranking.metric,)
-        name = next((name for name in names if reading.number(metrics.get(name)) is not None), None)
-        if name is None:
+        name = ranking.metric or default_metric(metrics)
+        if name is None or reading.number(metrics.get(name)) is None:
             return
         value = float(metrics[name])
         best = record.get("best")
-        is_better = best is None or (value > best if ranking.mode == "max" else value < best)
+        mode = ranking.mode or mode_of(name)
+        is_better = best is None or (value > best if mode == "max" else value < best)
         if is_better:
             record["best"] = value
             self._client.log_metric(self.run_id, f"best_{name}".replace("@", "_at_"), value)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from psrun.errors import Interrupted
 from psrun.results.events import Event, Sink
-from psrun.results.trackers.tracking import GuardedSink, numbers
+from psrun.results.run_folder import RunFolder
+from psrun.results.trackers.tracking import GuardedSink, TrackedRun, artifacts, numbers
 
 
 class Failing(Sink):
@@ -49,3 +52,13 @@ def test_a_signal_within_a_tracker_ends_the_run():
 )  # fmt: skip
 def test_the_numbers_of_an_event(kind, data, filed):
     assert numbers(Event(kind, 3, 0.0, data)) == filed
+
+
+def test_a_run_that_a_search_has_paused_is_not_complete(tmp_path):
+    folder = RunFolder(tmp_path)
+    run = TrackedRun("mlflow", folder, {}, None)
+    assert [run.outcome(status) for status in ("completed", "failed")] == ["completed", "failed"]
+    folder.record("search", state="paused", epoch=2)
+    assert [run.outcome(status) for status in ("completed", "failed")] == ["paused", "failed"]
+    (filed,) = [json.loads(content) for name, content in artifacts(["result"], folder, "paused")]
+    assert filed["status"] == "interrupted"  # as run.json will have it
