@@ -37,6 +37,7 @@ _GUIDES = [
     {"Export and predict": "guides/exports.md"},
     {"Run a sweep": "guides/sweeps.md"},
     {"Search for a configuration": "guides/search.md"},
+    {"Find, stop and keep runs": "guides/runs.md"},
     {"Watch and compare runs": "guides/reports.md"},
     {"Reproduce a run": "guides/reproduce.md"},
     {"Track runs": "guides/trackers.md"},

@@ -16,6 +16,7 @@ from psrun import process
 from psrun.checkpoint.manifest import Manifest, described
 from psrun.checkpoint.store import PREFIX, Store
 from psrun.errors import ConfigError, ExitCode
+from psrun.results import found
 
 _PATH = "a run folder, its checkpoints folder, or a checkpoint, such as runs/RUN/checkpoints/ckpt-500"
 
@@ -24,7 +25,7 @@ def main(arguments: list[str]) -> ExitCode:
     """Runs `psrun checkpoint ARGUMENTS`.
 
     Raises:
-      ConfigError: there is no checkpoint at a path.
+      ConfigError: there is no checkpoint at a path, or several runs have its name.
       SystemExit: from argparse, for --help and for invalid arguments.
     """
     parser = argparse.ArgumentParser(prog="psrun checkpoint", description=__doc__.partition(": ")[2])
@@ -44,7 +45,8 @@ def main(arguments: list[str]) -> ExitCode:
             part.add_argument(argument, type=Path, help=_PATH)
     options = vars(parser.parse_args(arguments))
     function = options.pop("function")
-    return function(Console(highlight=False), *(path for key, path in options.items() if key != "subcommand"))
+    paths = [found.named(str(path)) or path for key, path in options.items() if key != "subcommand"]
+    return function(Console(highlight=False), *paths)
 
 
 def find(path: Path) -> tuple[Store, int | None]:

@@ -44,7 +44,7 @@ def run(started_s: float) -> ExitCode:
     # Two runs started in the same second do not share a folder.
     resolvers.add("short_id", lambda: secrets.token_hex(2), use_cache=True)
     resolvers.add("run_name", _run_name, use_cache=True)
-    command_line = sys.argv[1:]
+    command_line = resume.with_folder(sys.argv[1:])
     targets.search_modules(folder_of(command_line))
     arguments = arguments_of_a_run.options_first(command_line)
     if asked := arguments_of_a_run.asked_for(arguments):

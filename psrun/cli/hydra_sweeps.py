@@ -38,6 +38,7 @@ from psrun.config.run_config import SweepKeys
 from psrun.errors import ConfigError, ExitCode, Problem, PsrunError, SweepError
 from psrun.launch.sweeps import jobs
 from psrun.launch.sweeps.runner import Proposal, SweepRunner, SweepSignal
+from psrun.results import labels
 from psrun.results.run_folder import RunFolder
 from psrun.results.sweep import Sweep
 
@@ -186,7 +187,10 @@ def _begin(running: SweepRunner, config: DictConfig) -> SweepKeys:
         # Jobs are composed again, possibly in other processes, with another time and working directory.
         config.hydra.overrides.hydra.append(f"hydra.sweep.dir={quoted(folder)}")
     keys: Any = OmegaConf.to_container(config.sweep)
-    return running.begin(folder, keys=keys)
+    begun = running.begin(folder, keys=keys)
+    if config.run.name is not None:  # not one of several: a job has its own then
+        labels.rename(folder, str(config.run.name))
+    return begun
 
 
 def _is_basic(plugin: DictConfig) -> bool:

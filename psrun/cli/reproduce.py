@@ -24,7 +24,7 @@ from psrun.config.arguments import key_of
 from psrun.config.run_config import RunConfig
 from psrun.data import hashes
 from psrun.errors import ConfigError, ExitCode, Problem
-from psrun.results import provenance, recorded_config, reproduction, run_state
+from psrun.results import found, provenance, recorded_config, reproduction, run_state
 from psrun.results.journal import METRICS, EventReader
 from psrun.results.reading import loaded, mapping
 from psrun.results.reproduction import Comparison, Difference, Spread
@@ -48,7 +48,7 @@ def main(arguments: list[str]) -> ExitCode:
     targets.search_modules()  # as a run does: packages of the current folder count
     options = _parser().parse_intermixed_args(arguments)
     folder, overrides = _positional(options.arguments)
-    record = _Record.read(options.run)
+    record = _Record.read(found.named(str(options.run)) or options.run)
     into = _fresh(folder, record.path)
     spread = _spread(record, options.seeds)
     console = Console(highlight=False)

@@ -11,12 +11,12 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from psrun.config import groups, overrides
-from psrun.config.arguments import key_of, quoted
+from psrun.config.arguments import ASKS, key_of, quoted, unquoted
 from psrun.config.choices import KINDS
 from psrun.config.compose import Composer, without_hydra
 from psrun.config.parse import RECORDED
 from psrun.errors import ConfigError, Problem
-from psrun.results import recorded_config
+from psrun.results import found, recorded_config
 from psrun.results.run_folder import CONFIG, HYDRA
 from psrun.results.sweep import RECORD as SWEEP
 
@@ -41,6 +41,26 @@ def compose(arguments: Sequence[str], folder: Path, *, into: Path | None = None)
         now.append("hydra.output_subdir=null")  # leaves the recorded configuration unchanged
     run = _Recorded(folder, arguments, recorded, choices)
     return Composer(arguments).compose([*now, *run.explicit], implied=run.implied, prepare=run.lay_over)
+
+
+def with_folder(arguments: Sequence[str]) -> list[str]:
+    """The arguments, with the folder of the run or sweep that `resume` names by its name or by the end of its folder's.
+
+    Raises:
+      ConfigError: several have it.
+    """
+    return [_by_folder(argument) for argument in arguments]
+
+
+def _by_folder(argument: str) -> str:
+    key, _, value = argument.partition("=")
+    if key != "resume" or value in ("", "null", ASKS):
+        return argument
+    try:
+        folder = found.named(unquoted(value))
+    except ConfigError as error:
+        raise ConfigError([Problem("resume", problem.message) for problem in error.problems]) from error
+    return argument if folder is None else f"resume={quoted(folder.absolute())}"
 
 
 def _recorded_overrides(folder: Path, arguments: Sequence[str]) -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from psrun.cli import hydra_app
+from psrun.cli import hydra_app, resume
 from psrun.config import compose, parse, targets
 from psrun.errors import ConfigError, ExitCode
 from psrun.launch.submission import Submission
@@ -31,7 +31,10 @@ def main(arguments: list[str]) -> ExitCode:
     """
     targets.search_modules()
     options = _parser().parse_intermixed_args(arguments)
-    overrides = [*([] if options.config_dir is None else ["--config-dir", options.config_dir]), *options.overrides]
+    overrides = [
+        *([] if options.config_dir is None else ["--config-dir", options.config_dir]),
+        *resume.with_folder(options.overrides),
+    ]
     if options.multirun:
         example = "psrun -m hydra/launcher=submitit_slurm ..."
         raise ConfigError(f"submit takes one run; submit a sweep with one of Hydra's launchers, such as {example}")

@@ -22,6 +22,7 @@ from psrun.config.run_config import (
     PredictKeys,
     ProfileKeys,
     RunConfig,
+    RunKeys,
     SweepKeys,
     SystemKeys,
     TaskKeys,
@@ -30,10 +31,11 @@ from psrun.config.schema import at_least, one_of
 from psrun.config.targets import Target
 from psrun.errors import ConfigError, Problem
 
-TOP = ("mode", "seed", "resume", "restore", "task", "export", "predict", "early_stopping", "reduce_lr", "sweep",
+TOP = ("mode", "seed", "run", "resume", "restore", "task", "export", "predict", "early_stopping", "reduce_lr", "sweep",
        "system", "profile")  # fmt: skip
-# These hold when a run is resumed.
-RECORDED = (*KINDS, "model", "data", "optimizer", "seed", "export", "early_stopping", "reduce_lr", "system", "profile")
+RECORDED = (  # hold when resumed
+    *KINDS, "model", "data", "optimizer", "seed", "run", "export", "early_stopping", "reduce_lr", "system", "profile"
+)  # fmt: skip
 GROUPS = (*KINDS, "model", "data", "optimizer")
 
 
@@ -74,6 +76,7 @@ class _Top:
     restore: Any
     mode: str = one_of(*MODES)
     seed: int = at_least(0, at_most=2**32 - 1)  # NumPy's and Keras' seeds have 32 bits
+    run: RunKeys = dataclasses.field(default_factory=RunKeys)  # runs of earlier versions have none
 
 
 def load(raw: Mapping[str, Any], *, elsewhere: bool = False) -> RunConfig:

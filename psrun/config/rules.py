@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 
 from psrun.config import choices, consistency_rules, keras_callbacks, keras_names, schema, topology
@@ -14,11 +15,14 @@ WITHOUT_AVERAGES = (
     "but evaluations, checkpoints and exports use the weights, not their moving averages; set it to false. A learning "
     "rate that falls to 0, such as tf_keras.optimizers.schedules.CosineDecay, has a similar effect"
 )
+_NAME = re.compile(r"[^\W_]([\w.+ -]*[\w.+])?")
+_LONGEST_NAME = 100
 
 
 def problems(config: RunConfig) -> list[Problem]:
     """All problems of the combination of a run's pieces."""
     checks = (
+        _of_the_name,
         _of_the_cluster,
         _of_data,
         _of_training,
@@ -36,6 +40,13 @@ def problems(config: RunConfig) -> list[Problem]:
         _of_what_is_reported,
     )
     return [problem for check in checks for problem in check(config)]
+
+
+def _of_the_name(config: RunConfig) -> Iterator[Problem]:
+    name = config.run.name
+    if name is not None and (len(name) > _LONGEST_NAME or not _NAME.fullmatch(name)):
+        allowed = f"letters, digits, blanks and . _ + -, a letter or a digit first, up to {_LONGEST_NAME} characters"
+        yield Problem("run.name", f"is {name!r}, must be {allowed}")
 
 
 def _of_the_cluster(config: RunConfig) -> Iterator[Problem]:

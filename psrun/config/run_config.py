@@ -131,6 +131,13 @@ class PredictKeys:
 
 
 @dataclass(frozen=True)
+class RunKeys:
+    """What people call the run; None for its folder's name alone."""
+
+    name: str | None = None
+
+
+@dataclass(frozen=True)
 class EarlyStopping:
     """Stops training when `metric` has not improved in `patience` evaluations; None disables it.
 
@@ -236,6 +243,7 @@ class RunConfig:
     seed: int
     resume: str | None
     restore: str
+    run: RunKeys
     raw: Mapping[str, Any]
     learning_rate_falls: bool = False
 

@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -25,6 +25,7 @@ from psrun.results.task_files import Heartbeat, age_s
 
 LEVELS = 3  # of folders: runs/SWEEPS/SWEEP/JOB
 UNKNOWN = "unknown"
+SWEEP = "sweep.json"
 QUIET_S = 600.0  # a running run that writes nothing for so long has probably ended
 _FRESH_S = 5.0  # tasks beat twice a second
 _SILENT_S = 60.0  # other hosts see a change of a shared disk with a delay
@@ -38,13 +39,17 @@ def below(folder: Path, levels: int = LEVELS) -> Iterator[Path]:
     except OSError:  # reading it as a run reports the reason
         yield folder
         return
-    names = {entry.name for entry in entries}
-    if RESULT in names or METRICS in names or {CONFIG, ".hydra"} <= names:
+    if holds_run({entry.name for entry in entries}):
         yield folder
     elif levels:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False) and not entry.name.startswith("."):
                 yield from below(Path(entry.path), levels - 1)
+
+
+def holds_run(names: Set[str]) -> bool:
+    """Whether a folder with entries of these names is a run folder."""
+    return RESULT in names or METRICS in names or {CONFIG, ".hydra"} <= names
 
 
 def existing(folder: Path) -> Path:
@@ -56,7 +61,7 @@ def existing(folder: Path) -> Path:
     raise ConfigError(f"there is no folder {folder} (current folder: {Path.cwd()})")
 
 
-def printable(path: Path) -> str:
+def printable(path: Path | str) -> str:
     """A path as printable text: bytes that are not UTF-8 are escaped as \\xff."""
     return os.fsencode(path).decode("utf-8", errors="backslashreplace")
 
@@ -172,15 +177,27 @@ def is_alive(path: Path, result: Mapping[str, Any]) -> bool | None:
     if not is_here(result) or not isinstance(pid, int):
         return None
     try:
-        os_process = psutil.Process(pid)
-        # A process that was created after run.json was written only reuses the number.
-        return (
-            os_process.status() != psutil.STATUS_ZOMBIE
-            and os_process.create_time() <= (path / RESULT).stat().st_mtime + 1
-        )
-    except psutil.NoSuchProcess:
-        return False
+        return process_of(path, result) is not None
     except (psutil.Error, OSError):
+        return None
+
+
+def process_of(path: Path, result: Mapping[str, Any]) -> psutil.Process | None:
+    """The process on this host that the run, or the sweep, was started as; None if it has ended.
+
+    Args:
+      result: the content of run.json or sweep.json, which has the `process`.
+
+    Raises:
+      OSError, psutil.Error: it cannot be seen.
+    """
+    try:
+        os_process = psutil.Process(result["process"]["pid"])
+        # A process that was created after the file was written only reuses the number.
+        written_s = max(reading.changed_s(path / name) for name in (RESULT, SWEEP))
+        is_other = os_process.create_time() > written_s + 1
+        return None if is_other or os_process.status() == psutil.STATUS_ZOMBIE else os_process
+    except psutil.NoSuchProcess:
         return None
 
 

@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import psrun
-from psrun import files
+from psrun import files, process
 from psrun.errors import ConfigError, Problem, PsrunError, SweepError
 from psrun.results import reading, run_state
 from psrun.results.events import Progress
 from psrun.results.run_folder import OVER, PAUSED, PRUNED, RESULT, RunFolder
 
-RECORD = "sweep.json"
+RECORD = run_state.SWEEP
 DEFAULT_METRICS = ("val_loss", "loss")  # that rank the jobs if none is named
 LOG = "console"  # the console output of a job
 END, KILL = "end", "kill"
@@ -140,6 +140,7 @@ class Sweep:
       metric, mode: as in `psrun.config.run_config.SweepKeys`; without a metric, the mode is 'min'.
       max_parallel: the number of jobs that run at once.
       host: where it runs, and where `max_parallel` applies.
+      process: that runs it, as of `process.this_process`; empty where it is not recorded.
       started_s: the time of the start, or of the last resume, as of `time.time`.
       status: running, completed, failed or interrupted.
     """
@@ -152,6 +153,7 @@ class Sweep:
     max_parallel: int = 1
     host: str = field(default_factory=socket.gethostname)
     started_s: float = field(default_factory=time.time)
+    process: Mapping[str, Any] = field(default_factory=process.this_process)
     status: str = "running"
     jobs: dict[int, Job] = field(default_factory=dict)
     _lock: Any = field(default_factory=threading.RLock, repr=False)
@@ -179,7 +181,9 @@ class Sweep:
         values["search"] = values.get("search") or None  # false in earlier versions
         arguments = record.get("arguments") or []
         started_s = reading.number(record.get("started_s")) or 0.0
-        return cls(path, arguments, host=record.get("host", ""), started_s=started_s, jobs=jobs, **values)
+        here = reading.mapping(record.get("process"))
+        host = record.get("host", "")
+        return cls(path, arguments, host=host, started_s=started_s, process=here, jobs=jobs, **values)
 
     def begin(self, *, again: bool) -> None:
         """Locks the folder for this process, until the process ends.
@@ -205,6 +209,7 @@ class Sweep:
         except OSError as error:
             raise cannot_be_written(self.path, error) from error
         self.host = socket.gethostname()
+        self.process = process.this_process()
         self.started_s = time.time()
         self.status = "running"
         self.write()
@@ -443,11 +448,17 @@ class SweepReader:
         return stamp_s >= self._sweep.started_s
 
     def _ranked_by(self, jobs: Sequence[Job]) -> tuple[str | None, str]:
-        """Metric and mode."""
-        of_sweep = self._sweep.metric if self._sweep else None
-        metric = self._metric or of_sweep or default_metric(name for job in jobs for name in job.metrics)
-        recorded = self._sweep.mode if self._sweep and metric == of_sweep else None
-        return metric, self._mode or recorded or mode_of(str(metric))
+        return ranking_of(self._sweep, jobs, metric=self._metric, mode=self._mode)
+
+
+def ranking_of(
+    sweep: Sweep | None, jobs: Sequence[Job], *, metric: str | None = None, mode: str | None = None
+) -> tuple[str | None, str]:
+    """Metric and mode that rank the jobs, see `SweepReader`."""
+    of_sweep = sweep.metric if sweep else None
+    metric = metric or of_sweep or default_metric(name for job in jobs for name in job.metrics)
+    recorded = sweep.mode if sweep and metric == of_sweep else None
+    return metric, mode or recorded or mode_of(str(metric))
 
 
 def _of_run(now: run_state.RunState, job: Job, metrics: Mapping[str, float]) -> Job:

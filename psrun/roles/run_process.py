@@ -24,9 +24,10 @@ from psrun.config import choices, parse, targets
 from psrun.config.run_config import RunConfig
 from psrun.config.topology import CHIEF
 from psrun.errors import CANNOT_GROW, ConfigError, ExitCode, Interrupted, Problem, PsrunError, RunFolderError
+from psrun.launch.slurm import allocation
 from psrun.launch.slurm.allocation import EXIT_SIGNAL
 from psrun.process import Stop
-from psrun.results import task_files
+from psrun.results import labels, reading, task_files
 from psrun.results.run_folder import CONFIG, RunFolder, cannot_be_made, write_config
 from psrun.roles import table, task_assignment
 from psrun.roles.task_assignment import Identity
@@ -230,10 +231,20 @@ def _begun(folder: RunFolder, raw: Mapping[str, Any], overrides: list[str], star
     supervised = process.SUPERVISOR_PID in os.environ
     # A resumed run counts the time of its processes, without the pauses.
     began_s = folder.stored()["started_s"] if supervised else started_s - folder.elapsed_s()
-    here: dict[str, Any] = {} if supervised else {"process": process.this_process()}
+    here: dict[str, Any] = {} if supervised else {"process": _process_of(raw)}
+    name = reading.mapping(raw.get("run")).get("name")
+    if name is not None and not supervised:
+        labels.rename(folder.path, str(name))
     folder.reserve()
     folder.record("begun", mode=raw.get("mode"), started_s=began_s, **here, overrides=overrides)
     return began_s
+
+
+def _process_of(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The identity of this process, with the Slurm job that runs its tasks."""
+    on_slurm = reading.mapping(raw.get("cluster")).get("kind") == "slurm" and allocation.JOB_ID in os.environ
+    job = {"slurm_job": os.environ[allocation.JOB_ID]} if on_slurm else {}
+    return {**process.this_process(), **job}
 
 
 def _isolated(run: RunConfig) -> str | None:

@@ -29,8 +29,9 @@ from psrun.config import compose, parse
 from psrun.errors import ConfigError, ExitCode
 from psrun.results import sweep
 
-# Executed by test_init.py, test_completion.py (-sc), test_arguments.py (GROUP=?), test_reproduce.py, below.
-ELSEWHERE = ("init", "-sc", "model=?", "--version", "checkpoint", "reproduce")
+# Executed by test_init.py, test_completion.py (-sc), test_arguments.py (GROUP=?), test_reproduce.py, test_remove.py (rm),
+# test_run_commands.py (logs), and below (checkpoint).
+ELSEWHERE = ("init", "-sc", "model=?", "--version", "checkpoint", "reproduce", "logs", "rm")
 # Need a run with checkpoints; executed after README's commands, which train one.
 ON_A_RUN = ("docs/guides/checkpoints.md", "docs/guides/exports.md", "docs/guides/evaluation.md")
 AGAIN = ["mode=export", "resume=runs/RUN", "restore=best"]  # an export without restore=best is before it

@@ -59,6 +59,7 @@ COMPOSED = {
         "optimizer.lr=0.1", "metric=auc", "data.path=x.csv", "model.loss_weights=[1]",
     ],
     "keys that are added or deleted": ["+seed=3", "++seeds=3", "+model.unit=3", "~seeds", "~model.loss", "~seed=2"],
+    "a name that is a path": ["run.name=runs/first"],
     "two choices": ["model=two_tower", "seed=1", "model=wide_deep", "seed=x"],
     "choices and values": [
         "model=embeding", "model.width=3", "trainer.steps_per_epoch=abc", "mode=predicts",

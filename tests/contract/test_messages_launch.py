@@ -9,12 +9,15 @@ from pathlib import Path
 
 import pytest
 from kubernetes_manifests import GIVEN
+from recorded_runs import a_recorded_sweep, a_run
 from support import raw_config, run_config, stated
 
+from psrun import process
 from psrun.cli import submit
 from psrun.config import parse
 from psrun.config.topology import Task
 from psrun.errors import PsrunError
+from psrun.launch import logs, stop
 from psrun.launch import ray as ray_engine
 from psrun.launch.restart_policy import RestartPolicy
 from psrun.roles import task_assignment
@@ -127,3 +130,45 @@ def test_ray_that_is_not_installed(monkeypatch, says):
 def test_a_budget_that_is_spent(snapshot):
     error = RestartPolicy(budget=3, first_delay_s=2.0, longest_delay_s=10.0).exhausted(Task("ps", 1), "was killed")
     assert stated(error) == snapshot
+
+
+LOGS = {
+    "a sweep": ["sweep"],
+    "no logs yet": ["bare"],
+    "a mistyped task": ["A", "wroker-1"],
+    "a job of several tasks": ["A", "worker"],
+}
+
+
+@pytest.mark.parametrize("mistake", LOGS)
+def test_a_mistake_in_logs(mistake, tmp_path, monkeypatch, says):
+    monkeypatch.chdir(tmp_path)
+    a_recorded_sweep(tmp_path / "runs" / "sweep")
+    a_run(tmp_path / "runs" / "bare")
+    folder = a_run(tmp_path / "runs" / "A")
+    (folder / "logs").mkdir()
+    for name in ("chief-0", "worker-0", "worker-1", "ps-0"):
+        (folder / "logs" / f"{name}.log").touch()
+    says(logs.main, LOGS[mistake])
+
+
+def test_runs_that_cannot_be_stopped_from_here(tmp_path, monkeypatch, capsys, snapshot):
+    """Each line is about one run; all of them are tried."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))  # without scancel
+    here = process.place()
+    places: dict[str, dict] = {
+        "over": {},
+        "elsewhere": {"status": "running", "process": {"host": "n1", "pid_namespace": 1, "pid": 7}},
+        "container": {"status": "running", "process": {**here, "pid_namespace": 1, "pid": 7}},
+        "unknown": {"status": "running", "process": None},
+        "slurm": {"status": "running", "process": {"host": "n1", "pid_namespace": 1, "pid": 7, "slurm_job": "12"}},
+    }
+    for name, changes in places.items():
+        a_run(tmp_path / "runs" / name, **changes)
+    (a_run(tmp_path / "runs" / "damaged") / "run.json").unlink()
+    (tmp_path / "runs" / "damaged" / "metrics.jsonl").write_text("")
+    a_recorded_sweep(tmp_path / "runs" / "sweep", status="running", host="n1", process={"host": "n1", "pid": 7})
+    assert stop.main([*places, "damaged", "sweep"]) == 1
+    said = " ".join(capsys.readouterr().out.replace("\n", "|").split()).replace("|", "\n")
+    assert said.replace(str(tmp_path), "<tmp>") == snapshot

@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 
 import pytest
-from recorded_runs import a_run, a_sweep
+from recorded_runs import a_recorded_sweep, a_run, a_sweep
 
 from psrun.checkpoint.manifest import Contents
 from psrun.cli import reproduce
+from psrun.results import labels, mark, note, remove
+from psrun.results.listing import commands as listing
 from psrun.results.report import commands as report
 from psrun.results.report import diff
 from psrun.results.run_folder import RunFolder
@@ -56,6 +58,25 @@ REPRODUCTIONS = {
     "keys of the command": ["resume=x", "mode=plan", "hydra.run.dir=x"],
     "an unknown key": ["new", "trainer.epoch=3"],
     "too few seeds": ["--seeds", "full"],
+}
+OVER_RUNS = {
+    "a run by a mistyped name": (note.main, ["baselin", "text"]),
+    "a run by an end that many have": (note.main, ["12", "text"]),
+    "no run at all": (note.main, ["runs", "text"]),
+    "an empty note": (note.main, ["base", " "]),
+    "a mark that is no word": (mark.main, ["base", "+to do"]),
+    "a mark to add and to remove": (mark.main, ["base", "+x", "-x"]),
+    "a mistyped mark to remove": (mark.main, ["base", "-kep"]),
+    "a mark to remove of a run without marks": (mark.main, ["ab12", "-keep"]),
+    "list: a folder that does not exist": (listing.main, ["nowhere"]),
+    "list: a mistyped key": (listing.main, ["--where", "val_acu>0.7"]),
+    "list: no run matches": (listing.main, ["--where", "status=failed"]),
+    "rm: a folder of runs": (remove.main, ["runs", "--yes"]),
+    "rm: nobody to ask": (remove.main, ["base"]),
+    "rm: a job of a sweep": (remove.main, ["sweep/0", "--yes"]),
+    "rm: of what runs and of what others need": (remove.main, ["cd12", "ab12", "--yes"]),
+    "rm: the best of a single run": (remove.main, ["base", "--keep-best"]),
+    "rm: the best of a sweep without metrics": (remove.main, ["bare", "--keep-best"]),
 }
 TABLE = {"table": {"shape": [8, 2], "dtype": "float32"}}
 HERE = Contents("Adagrad", TABLE, {"table/accumulator": TABLE["table"]}, [])
@@ -111,6 +132,27 @@ def test_a_folder_without_a_run(command, name, tmp_path, monkeypatch, says):
     (tmp_path / "empty" / "inner").mkdir(parents=True)
     (tmp_path / "file").write_text("")
     says(COMMANDS[command], [str(tmp_path / name)])
+
+
+@pytest.mark.parametrize("mistake", OVER_RUNS)
+def test_a_mistake_in_a_command_over_runs(mistake, tmp_path, monkeypatch, says):
+    monkeypatch.chdir(tmp_path)
+    runs = tmp_path / "runs"
+    a_run(runs / "base")
+    labels.rename(runs / "base", "baseline")
+    labels.mark(runs / "base", add={"keep"}, remove=set())
+    a_run(runs / "2026-ab12")
+    a_run(runs / "2026-cd12", status="running")
+    a_run(runs / "user", config={"evaluation": {"kind": "sidecar", "checkpoint_dir": "runs/2026-ab12/checkpoints"}})
+    a_recorded_sweep(runs / "sweep")
+    a_recorded_sweep(runs / "bare", metric="nonsense")
+    command, arguments = OVER_RUNS[mistake]
+    says(command, arguments)
+
+
+def test_damaged_notes(tmp_path, says):
+    (tmp_path / "notes.json").write_text("{")
+    says(labels.note, tmp_path, "text")
 
 
 @pytest.mark.parametrize("options", [("--metric", "val_auc"), ("--mode", "min")], ids=lambda each: each[0])

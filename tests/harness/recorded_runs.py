@@ -9,6 +9,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from psrun.results import staleness
+from psrun.results.sweep import Job, Sweep
 
 KINDS = {"none": {"kind": "none"}, "fixed_shards": {"kind": "fixed_shards", "num_shards": 2}}
 
@@ -83,3 +84,17 @@ def a_sweep(folder: Path) -> Path:
     (folder / "11" / "metrics.jsonl").unlink()
     (folder / "multirun.yaml").write_text("hydra: {}\n")
     return folder
+
+
+def a_recorded_sweep(folder: Path, **changes: object) -> Sweep:
+    """A sweep of three jobs: the second is the best, the third has not started."""
+    sweep = Sweep(folder, ["seed=1,2,3"], metric="val_auc", mode="max", status="interrupted")
+    for number, auc in enumerate((0.7, 0.9)):
+        a_run(folder / str(number), seed=number, auc=auc)
+    (folder / "2" / ".hydra").mkdir(parents=True)
+    (folder / "2" / "config.yaml").write_text((folder / "1" / "config.yaml").read_text().replace("seed: 1", "seed: 2"))
+    sweep.jobs = {number: Job(number, [f"seed={number}"], str(number)) for number in range(3)}
+    for name, value in changes.items():
+        setattr(sweep, name, value)
+    sweep.write()
+    return sweep

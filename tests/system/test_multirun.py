@@ -96,6 +96,21 @@ def test_a_signal_stops_all_jobs_cleanly_and_the_sweep_can_be_resumed(start, tmp
 
 
 @pytest.mark.command
+@pytest.mark.parametrize("now", [False, True])
+def test_a_sweep_is_stopped_as_a_whole(start, now):
+    sweep = start("seed=1,2,3", LONG, "sweep.max_parallel=2")
+    sweep.wait_for_running(2)
+    command = [sys.executable, "-m", "psrun", "stop", str(sweep.folder), *(["--now"] if now else [])]
+    stopped = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (stopped.returncode, stopped.stderr) == (0, "")
+    assert sweep.end() == 130, sweep.output
+    sweep.wait(lambda: not sweep.left(), "end of all processes", within_s=10)
+    if not now:
+        assert "interrupted (2 interrupted, 1 waiting); to resume: psrun -m resume=" in stopped.stdout
+        assert sweep.record["status"] == "interrupted"
+
+
+@pytest.mark.command
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_nothing_outlives_a_sweep_that_is_killed(start, launcher):
     sweep = start("seed=1,2", LONG, "sweep.max_parallel=2", *launcher)

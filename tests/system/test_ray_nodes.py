@@ -288,3 +288,22 @@ def test_no_ray_at_the_address(start, tmp_path, address, code, message):
         assert cluster.end(within_s=30) == code, cluster.stderr
     assert message in cluster.stderr
     assert json.loads((cluster.folder / "run.json").read_text())["status"] == "failed"
+
+
+def test_the_logs_of_actors_and_the_end_of_their_run(run, nodes):
+    cluster = run(*LONG, many_epochs(STEPS))
+    under_way(cluster)
+
+    def psrun(*arguments: str) -> str:
+        command = [sys.executable, "-m", "psrun", *arguments]
+        done = subprocess.run(command, cwd=cluster.root, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    (row,) = json.loads(psrun("list", str(cluster.root), "--json"))
+    assert (row["engine"], row["where"], row["status"]) == ("ray", nodes.address, "running")
+    assert {*TASKS} <= {*psrun("logs", str(cluster.folder), "--tasks").split()}
+    assert psrun("logs", str(cluster.folder), "worker-1") == (cluster.folder / "logs" / "worker-1.log").read_text()
+    assert "interrupted, checkpoint of step" in psrun("stop", str(cluster.folder))
+    assert cluster.end() == 130
+    assert cluster.result["checkpoints"][-1]["step"] == cluster.result["steps"]["applied"]

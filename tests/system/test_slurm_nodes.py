@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 from fault_injection import MOSTLY_WAITING
@@ -187,3 +188,29 @@ def test_a_job_that_ends_before_the_run_begins(on_slurm):
     assert run.end(within_s=60) == 1
     assert "ended before the run started" in run.stderr
     assert "no such module" in run.stderr
+
+
+def test_the_logs_of_a_job_and_its_end(on_slurm, slurm):
+    """From a host that is not the node of the supervisor."""
+    run = on_slurm("submit", "slurm", *LONG, "slurm.nodes=4", "slurm.time=10")
+    job = job_of(run)
+    run.wait_for("checkpoint")
+    psrun = [sys.executable, "-m", "psrun"]
+    row = json.loads(slurm.run(*psrun, "list", str(run.root), "--json"))[0]
+    assert (row["engine"], row["status"]) == ("slurm", "running")
+    assert row["where"].startswith(f"job {job} on ")
+    tasks = slurm.run(*psrun, "logs", str(run.folder), "--tasks").split()
+    assert {"chief-0", "ps-0", "worker-1", "slurm", "supervisor"} <= {*tasks}
+    assert slurm.run(*psrun, "logs", str(run.folder), "slurm") == (run.folder / "logs" / "slurm.log").read_text()
+    stopped = slurm.run(*psrun, "stop", str(run.folder), timeout_s=120)
+    assert "interrupted, checkpoint of step" in stopped
+    assert run.end(within_s=60) == 130
+    assert run.result["checkpoints"][-1]["step"] == run.result["steps"]["applied"]
+    slurm.wait(lambda: slurm.job(job)["JobState"] == "FAILED", "end of the job")  # by its exit code; not requeued
+    assert slurm.job(job)["Restarts"] == "0"
+    again = on_slurm("submit", "slurm", f"resume='{run.folder}'")
+    again.wait(lambda: "Slurm job " in again.stdout, "job")
+    again.wait(lambda: run.result["status"] == "running", "resumed run")
+    slurm.run(*psrun, "stop", "--now", str(run.folder), check=False, timeout_s=120)
+    slurm.wait(lambda: slurm.job(job_of(again))["JobState"] not in ("RUNNING", "COMPLETING"), "end at once")
+    again.end(within_s=120)

@@ -100,6 +100,23 @@ class Kubectl:
         completed = subprocess.run(command, stderr=subprocess.PIPE, text=True, errors="replace", check=False)
         return completed.stderr.strip() if completed.returncode else ""
 
+    def log(self, pod: str) -> str:
+        """The log of the pod so far. Raises PsrunError if there is none."""
+        return self._done("logs", pod)
+
+    def delete(self, *what: str) -> None:
+        """Deletes objects, and waits until they are gone. Raises PsrunError if that is not possible."""
+        self._done("delete", *what, "--ignore-not-found", "--wait")
+
+    def _done(self, *arguments: str) -> str:
+        completed = self._run(*arguments)
+        if completed.returncode:
+            message = completed.stderr.strip()
+            hints = dict.fromkeys(f"\n{hint}" for part, hint in _HINTS.items() if part in message)
+            text = f"kubectl {' '.join(arguments)} exited with code {completed.returncode}: {message}"
+            raise PsrunError(f"{text}{''.join(hints)}")
+        return completed.stdout
+
     def _run(self, *arguments: str, given: str | None = None) -> subprocess.CompletedProcess[str]:
         command = [*self._command, *arguments]
         try:

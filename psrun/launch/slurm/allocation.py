@@ -14,6 +14,7 @@ from psrun.config.run_config import RunConfig
 from psrun.config.topology import EVALUATOR
 from psrun.errors import ConfigError, ExitCode, Problem
 
+JOB_ID = "SLURM_JOB_ID"
 EXIT_SIGNAL = signal.SIGHUP  # asks a task to exit; Slurm never sends it
 _GIVEN_UP_S = 60.0  # until other nodes see what was written on a shared disk
 _INTERACTIVE_STEP = "4294967290"  # the shell of salloc, where Slurm runs it on a node of the job
@@ -47,9 +48,9 @@ class Job:
 
 def run_name(environment: Mapping[str, str]) -> str | None:
     """Part of the run folder's name that is the same when Slurm runs a batch script again; None outside of one."""
-    if "SLURM_JOB_ID" not in environment or "SLURM_PROCID" not in environment:
+    if JOB_ID not in environment or "SLURM_PROCID" not in environment:
         return None
-    return f"slurm-{environment['SLURM_JOB_ID']}-{zlib.crc32(repr(sys.argv[1:]).encode()):08x}"
+    return f"slurm-{environment[JOB_ID]}-{zlib.crc32(repr(sys.argv[1:]).encode()):08x}"
 
 
 def job_of(run: RunConfig, environment: Mapping[str, str]) -> Job:
@@ -59,7 +60,7 @@ def job_of(run: RunConfig, environment: Mapping[str, str]) -> Job:
       ConfigError: it is in no job or in a step, or the job has no room for all tasks.
       SystemExit: it is one of several processes of a step; the first one reports that.
     """
-    if "SLURM_JOB_ID" not in environment:
+    if JOB_ID not in environment:
         raise _problem(f"is slurm, but this process is not in a Slurm job; use {_COMMAND}")
     if environment.get("SLURM_STEP_ID", _INTERACTIVE_STEP) != _INTERACTIVE_STEP:
         if environment.get("SLURM_PROCID", "0") != "0":
@@ -69,7 +70,7 @@ def job_of(run: RunConfig, environment: Mapping[str, str]) -> Job:
         )
     try:
         num_tasks = tuple(_sum(environment[_SLOTS + suffix]) for suffix in _components(environment))
-        job = Job(environment["SLURM_JOB_ID"], int(environment.get("SLURM_RESTART_COUNT", 0)), num_tasks)
+        job = Job(environment[JOB_ID], int(environment.get("SLURM_RESTART_COUNT", 0)), num_tasks)
     except (KeyError, ValueError) as error:
         raise _problem(f"is slurm, but the SLURM_* variables are inconsistent: {error}") from error
     needed = sum(run.num_tasks.values())

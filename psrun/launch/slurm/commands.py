@@ -72,6 +72,21 @@ def requeue(job: str) -> None:
     _run("scontrol", "requeue", job, failed="the job cannot be requeued")
 
 
+def stop(job: str, *, now: bool) -> None:
+    """Ends a job by `stop_command`. Raises ClusterError if Slurm does not."""
+    _run(*stop_command(job, now=now), failed=f"job {job} cannot be stopped")
+
+
+def stop_command(job: str, *, now: bool) -> list[str]:
+    """The command that ends a job.
+
+    Args:
+      now: whether all of its processes are killed; otherwise psrun, which is the batch script, ends the run as with
+        Ctrl-C: it saves, and Slurm does not start the job again.
+    """
+    return ["scancel", *(["--full", "--signal=KILL"] if now else ["--batch", "--signal=INT"]), job]
+
+
 def look(job: str) -> JobState:
     """The state of a job. Raises ClusterError if Slurm does not answer."""
     try:

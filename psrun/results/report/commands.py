@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from psrun.errors import ConfigError, ExitCode
+from psrun.results import found
 from psrun.results.report import comparison, output, page, ranking, rows, runs, table
 from psrun.results.run_state import below, existing, printable
 
@@ -21,11 +22,13 @@ def main(arguments: list[str]) -> ExitCode:
       PsrunError: an output cannot be written.
       SystemExit: from argparse, for --help and for invalid arguments.
     """
-    options = _parser().parse_args(_joined(arguments))
+    options = _parser().parse_args(joined(arguments))
     _check(options)
-    report = _Report([*options.folder, *options.against], options.where, options.sort)
+    folders = [found.resolved(word) for word in options.folder]
+    against = [found.resolved(word) for word in options.against]
+    report = _Report([*folders, *against], options.where, options.sort)
     columns = report.named_columns(options.columns) if options.columns is not None else []
-    compared = report.compared(options.against, options.metric, pair=not options.unpaired) if options.against else None
+    compared = report.compared(against, options.metric, pair=not options.unpaired) if against else None
     # Standard output holds nothing but the data.
     console = Console(highlight=False, stderr=output.STDOUT in (options.csv, options.json, options.html))
     for target, write in ((options.csv, table.as_csv), (options.json, table.as_json)):
@@ -35,7 +38,7 @@ def main(arguments: list[str]) -> ExitCode:
             records, fields = report.folded(columns or report.all_columns, bool(options.fold_seeds))
             output.write(console, target, write(records, fields))
     if options.html is not None:
-        titles = [printable(folder) for folder in (*options.folder, *options.against)]
+        titles = [printable(folder) for folder in (*folders, *against)]
         html = page.render(report.runs, report.axes, ranking=report.ranking, named=titles, compared=compared)
         output.write(console, options.html, html)
     if not any((options.csv, options.json, options.html)):
@@ -55,16 +58,13 @@ def _check(options: argparse.Namespace) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="psrun report", description=__doc__.partition(": ")[2])
-    parser.add_argument("folder", nargs="+", type=Path, help="a run, a sweep, or a folder of these, such as runs/")
-    text = "filter runs, such as 'num_workers=2', 'val_auc>0.7', 'status!=failed'; may be repeated"
-    parser.add_argument("--where", action="append", default=[], metavar="CONDITION", help=text)
-    text = "sort by column or key; -KEY: descending; may be repeated"
-    parser.add_argument("--sort", action="append", default=[], metavar="KEY", help=text)
+    parser.add_argument("folder", nargs="+", help="a run, a sweep, or a folder of these, such as runs/")
+    add_filters(parser)
     parser.add_argument("--columns", metavar="KEY,...", help="columns to show; default: differing keys and all results")
     text = "one row for runs that differ only in the seed (default for the table)"
     parser.add_argument("--fold-seeds", action=argparse.BooleanOptionalAction, help=text)
     text = "compare with these runs, paired by seed; --csv and --json write the comparisons"
-    parser.add_argument("--against", nargs="+", type=Path, default=[], metavar="FOLDER", help=text)
+    parser.add_argument("--against", nargs="+", default=[], metavar="FOLDER", help=text)
     text = "compare this metric instead of the one that ranks the runs; may be repeated"
     parser.add_argument("--metric", action="append", default=[], help=text)
     parser.add_argument("--unpaired", action="store_true", help="compare means, for runs that have no common seeds")
@@ -74,15 +74,23 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _joined(arguments: Sequence[str]) -> list[str]:
+def add_filters(parser: argparse.ArgumentParser) -> None:
+    """Adds --where and --sort; see `joined`."""
+    text = "filter runs, such as 'num_workers=2', 'val_auc>0.7', 'status!=failed'; may be repeated"
+    parser.add_argument("--where", action="append", default=[], metavar="CONDITION", help=text)
+    text = "sort by column or key; -KEY: descending; may be repeated"
+    parser.add_argument("--sort", action="append", default=[], metavar="KEY", help=text)
+
+
+def joined(arguments: Sequence[str]) -> list[str]:
     """Joins `--sort` and its value: argparse parses the value of `--sort -val_auc` as an option."""
-    joined: list[str] = []
+    result: list[str] = []
     for argument in arguments:
-        if joined and joined[-1] == "--sort":
-            joined[-1] += f"={argument}"
+        if result and result[-1] == "--sort":
+            result[-1] += f"={argument}"
         else:
-            joined.append(argument)
-    return joined
+            result.append(argument)
+    return result
 
 
 class _Report:
@@ -96,14 +104,8 @@ class _Report:
 
     def __init__(self, folders: Sequence[Path], where: Sequence[str], sort: Sequence[str]) -> None:
         everything = runs.find(folders)
-        records = [rows.row(run) for run in everything]
-        conditions = [rows.condition(text, records) for text in where]
-        matching = [row for row in records if all(holds(row) for holds in conditions)]
-        if not matching:
-            message = f"none of {len(everything)} runs matches --where {', '.join(where)}; use another condition"
-            raise ConfigError(message)
         by_name = {run.name: run for run in everything}
-        self.rows = rows.ordered(matching, sort)
+        self.rows = rows.ordered(rows.matching([rows.row(run) for run in everything], where), sort)
         self.runs = [by_name[row["run"]] for row in self.rows]
         self.axes = rows.axes(self.runs)
         self.ranking = ranking.of_runs(self.runs)
@@ -116,7 +118,11 @@ class _Report:
 
     @property
     def all_columns(self) -> list[str]:
-        return ["run", "folder", *self.axes, "status", *self.metrics, *rows.MEASURED, "error"]
+        return ["run", "folder", *self.axes, "status", *self.metrics, *rows.MEASURED, "error", *self._labels]
+
+    @property
+    def _labels(self) -> list[str]:
+        return [name for name in rows.LABELS if self._has_values(name)]
 
     def folded(self, columns: list[str], fold: bool) -> tuple[list[rows.Row], list[str]]:
         """Rows and columns; with `fold`, runs that differ only in the seed are one row."""
@@ -139,7 +145,7 @@ class _Report:
         columns = chosen
         if not chosen:
             metrics, measured = ([n for n in names if self._has_values(n)] for names in (self.metrics, rows.MEASURED))
-            columns = ["run", "status", *metrics, *self.axes, *measured]
+            columns = ["run", "status", *metrics, *self.axes, *measured, *self._labels]
         records, columns = self.folded(columns, fold)
         visible = columns
         if console.is_terminal and not chosen:
@@ -165,6 +171,6 @@ class _Report:
             essential = [self.ranking.metric, *essential[:1]]
         order = [
             *reversed(implied), "wall_s", "steps", "steps_per_s", *reversed(trained), *reversed(evaluated),
-            "recoveries", "examples_per_s", *reversed(explicit), rows.FOLDED,
+            "recoveries", "examples_per_s", "notes", *reversed(explicit), rows.FOLDED,
         ]  # fmt: skip
         return [column for column in order if column in columns and column not in essential]

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.filesize import decimal
 
 from psrun.errors import ConfigError, ExitCode
-from psrun.results import sweep
+from psrun.results import found, sweep
 from psrun.results.reading import mapping, number
 from psrun.results.report import output, ranking, rows, runs
 from psrun.results.report.runs import Run
@@ -37,11 +37,11 @@ def main(arguments: list[str]) -> ExitCode:
       SystemExit: from argparse, for --help and for invalid arguments.
     """
     options = _parser().parse_args(arguments)
-    pair = [_single(folder) for folder in options.run]
+    pair = [_single(found.resolved(word)) for word in options.run]
     if pair[0] == pair[1]:
         raise ConfigError(f"{options.run[0]} and {options.run[1]} are the same run; name two runs")
-    found = {run.path: run for run in runs.find(pair)}
-    first, second = (found[path] for path in pair)
+    by_path = {run.path: run for run in runs.find(pair)}
+    first, second = (by_path[path] for path in pair)
     sections = _sections(first, second)
     if options.json:
         output.to_stdout(_as_json(first, second, sections))
@@ -56,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Show what differs between two runs: configuration, code, environment, data, metrics.",
         epilog="The exit code is 0 if both runs can be read, whether or not they differ.",
     )
-    parser.add_argument("run", nargs=2, type=Path, metavar="RUN", help="a run folder")
+    parser.add_argument("run", nargs=2, metavar="RUN", help=found.HELP)
     parser.add_argument("--json", action="store_true", help="write all differences as JSON to standard output")
     return parser
 

@@ -23,12 +23,13 @@ from psrun.results.run_state import natural, printable
 
 SEED = "seed"
 FOLDED = "seeds"
+LABELS = ("name", "marks", "notes")
 MEASURED = ("steps", "steps_per_s", "examples_per_s", "wall_s", "recoveries")
 _LONGEST_LIST = 40  # characters of values that are shown
 _LONGEST_MAPPING = 20
 _FEATURES = "data.features"
 _TYPES = ("kind", "_target_")  # the choice of a group
-NOT_COMPARED = ("resume", "task.type", "task.index")  # how a run was started, not what it trained
+NOT_COMPARED = ("resume", "run.name", "task.type", "task.index")  # how a run was started, not what it trained
 _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     "<=": operator.le, ">=": operator.ge, "!=": operator.ne, "==": operator.eq,
     "=": operator.eq, "<": operator.lt, ">": operator.gt,
@@ -61,10 +62,17 @@ def row(run: Run) -> Row:
         **results, **{name: each for name, each in stale.items() if number(each) is not None},
         **{f"steps.{name}": value for name, value in steps.items()},
         **experiment, **run.config, **mappings(run.config), **choices(run.config),
+        **{name: value for name, value in labels(run).items() if value},
         "run": run.name, "folder": printable(run.path), "status": run.state.outcome, **metrics(run),
         "steps": number(steps.get("applied")), **{name: number(run.result.get(name)) for name in MEASURED[1:4]},
         "recoveries": len(recoveries) if isinstance(recoveries, list) else None, "error": run.error,
     }  # fmt: skip
+
+
+def labels(run: Run) -> Row:
+    """Its name, marks and notes; None for what it does not have."""
+    known = run.labels
+    return dict(zip(LABELS, (known.name, list(known.marks) or None, known.texts or None), strict=True))
 
 
 def metrics(run: Run) -> dict[str, float | None]:
@@ -183,15 +191,27 @@ def full_key(key: str, rows: Sequence[Row]) -> str:
     return ends[0]
 
 
+def key_of(text: str) -> str:
+    """The key that a condition compares, as written. Raises ConfigError if it is not a comparison."""
+    return _compared(text)["key"]
+
+
+def _compared(text: str) -> re.Match[str]:
+    parsed = _CONDITION.fullmatch(text)
+    if parsed is None:
+        raise ConfigError(f"--where '{text}' is not a condition, such as 'cluster.num_workers=2' or 'val_auc>0.7'")
+    return parsed
+
+
 def condition(text: str, rows: Sequence[Row]) -> Callable[[Row], bool]:
     """The condition of `--where TEXT`, such as 'val_auc>0.7'. A row without the value meets only `!=`.
+
+    A list, such as the marks, is equal to each of its values.
 
     Raises:
       ConfigError: it is not a comparison, or no run has the key.
     """
-    parsed = _CONDITION.fullmatch(text)
-    if parsed is None:
-        raise ConfigError(f"--where '{text}' is not a condition, such as 'cluster.num_workers=2' or 'val_auc>0.7'")
+    parsed = _compared(text)
     key = full_key(parsed["key"], rows)
     sign = parsed["operator"]
     expected = "" if parsed["value"] == "null" else parsed["value"]
@@ -204,11 +224,23 @@ def condition(text: str, rows: Sequence[Row]) -> Callable[[Row], bool]:
 
     def holds(each: Row) -> bool:
         value = each.get(key)
+        if isinstance(value, list) and sign in ("=", "==", "!="):
+            return compare(expected in [shown(value), *map(shown, value)], True)
         if limit is not None and number(value) is not None:
             return compare(value, limit)
         return compare(shown(value), expected) if sign in ("=", "==", "!=") else False
 
     return holds
+
+
+def matching(rows: Sequence[Row], where: Sequence[str]) -> list[Row]:
+    """The rows that meet all conditions, see `condition`. Raises ConfigError also if none does."""
+    conditions = [condition(text, rows) for text in where]
+    met = [row for row in rows if all(holds(row) for holds in conditions)]
+    if not met:
+        message = f"none of {len(rows)} runs matches --where {', '.join(where)}; use another condition"
+        raise ConfigError(message)
+    return met
 
 
 def ordered(rows: Sequence[Row], keys: Sequence[str]) -> list[Row]:

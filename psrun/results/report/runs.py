@@ -6,15 +6,17 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from psrun.errors import ConfigError
-from psrun.results import run_state
+from psrun.results import labels, run_state
 from psrun.results.events import Event
 from psrun.results.journal import METRICS, EventReader
+from psrun.results.labels import Labels
 from psrun.results.reading import loaded, mapping
 from psrun.results.run_folder import CONFIG, RESULT, flat
 from psrun.results.run_state import LEVELS, QUIET_S, RunState, below, existing, natural, printable
@@ -39,6 +41,11 @@ class Run:
     name: str
     config: Mapping[str, Any]
     problem: str
+
+    @cached_property
+    def labels(self) -> Labels:
+        """What people call the run, and what they say about it."""
+        return labels.read(self.path)
 
     @property
     def path(self) -> Path:
@@ -74,7 +81,7 @@ def find(folders: Sequence[Path]) -> list[Run]:
         paths |= dict.fromkeys(here)
     base = Path(os.path.commonpath([path.parent for path in paths]))
     names = {path: printable(path.relative_to(base)) for path in paths}
-    return [_read(path, name) for path, name in sorted(names.items(), key=lambda each: natural(each[1]))]
+    return [read(path, name) for path, name in sorted(names.items(), key=lambda each: natural(each[1]))]
 
 
 def events(run: Run) -> tuple[list[Event], str]:
@@ -108,7 +115,8 @@ def _is_undone(event: Event, restored: int) -> bool:
     return of_training and event.step is not None and event.step > restored
 
 
-def _read(path: Path, name: str) -> Run:
+def read(path: Path, name: str) -> Run:
+    """The run in the folder `path`, as far as it can be read."""
     state = run_state.look(path)
     config, problem = loaded(path / CONFIG, _yaml)
     missing = ": the run has not started, or ended before writing it" if state.problem == f"no {RESULT}" else ""

@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from psrun.errors import ConfigError, ExitCode
-from psrun.results import run_state
+from psrun.results import found, labels, run_state
 from psrun.results.sweep import RECORD
 from psrun.results.watch.run import EVERY_S, RunView
 from psrun.results.watch.sweep import SweepView
@@ -33,9 +33,11 @@ def main(arguments: list[str]) -> ExitCode:
     options = _parser().parse_args(arguments)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # restores the cursor, which a live view hides
     console = Console(highlight=False)
-    folder, runs = _awaited(options.folder, options.wait)
+    asked = options.folder if options.wait else found.resolved(str(options.folder))
+    folder, runs = _awaited(asked, options.wait)
     if runs == [folder] and (options.metric or options.mode):
         raise ConfigError(f"--metric and --mode compare the jobs of a sweep; {options.folder} holds a single run")
+    _show_labels(folder, console)
     try:
         if runs == [folder]:
             return RunView(folder, console, wait_s=options.wait).follow()
@@ -53,13 +55,24 @@ def _parser() -> argparse.ArgumentParser:
         description=f"Shows {__doc__.partition(': ')[2]}",
         epilog="Exits when the run ends, with its exit code; for a sweep with 0 if all jobs are completed, else 1.",
     )
-    parser.add_argument("folder", type=Path, help="folder of a run, of a sweep, or of several runs, such as runs/")
+    parser.add_argument(
+        "folder", type=Path, help="a run, a sweep, or a folder of several, such as runs/; a run also by its name"
+    )
     parser.add_argument("--metric", metavar="NAME", help="metric that ranks the jobs of a sweep, such as val_auc")
     text = "the best value of the metric; default: min for losses and errors, max for others"
     parser.add_argument("--mode", choices=("min", "max"), help=text)
     text = "how long to wait for a run to start (default 0)"
     parser.add_argument("--wait", type=_seconds, default=0.0, metavar="SECONDS", help=text)
     return parser
+
+
+def _show_labels(folder: Path, console: Console) -> None:
+    """Prints the name, the marks and the notes of a run or a sweep, if it has any."""
+    known = labels.read(folder)
+    head = "  ".join(filter(None, [known.name, *known.marks]))
+    for text in (head, *(note.text for note in known.notes)):
+        if text:
+            console.print(text, style="dim", markup=False, soft_wrap=True)
 
 
 def _seconds(text: str) -> float:

@@ -10,10 +10,13 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import yaml
 from kubernetes_manifests import GIVEN, KINDS, manifests, pods, submitted
+from recorded_runs import a_run
 from rich.console import Console
 from support import REPOSITORY, raw_config, run_config
 
@@ -21,7 +24,8 @@ from psrun.cli import submit
 from psrun.config import choices, parse
 from psrun.config.topology import Task
 from psrun.errors import ExitCode, PsrunError
-from psrun.launch.kubernetes import kubectl
+from psrun.launch import logs
+from psrun.launch.kubernetes import kubectl, recorded_run
 from psrun.launch.kubernetes import manifests as rendered
 from psrun.launch.kubernetes.submission import quantity
 from psrun.roles import task_assignment
@@ -392,3 +396,54 @@ def test_what_the_run_is_over_with():
         for kind in KINDS
     ]
     assert names == ["jobset.jobset.x-k8s.io/run-1", "job.batch/run-1-chief"]
+
+
+KUBECTL = """#!/bin/sh
+echo "$@" >> "$CALLS"
+case "$*" in
+  *"get pods"*) echo '{"items": [
+    {"metadata": {"name": "old", "creationTimestamp": "2026-01-01T00:00:00Z"}},
+    {"metadata": {"name": "new", "creationTimestamp": "2026-01-02T00:00:00Z"}}]}' ;;
+  *logs*) echo "the log of $*" ;;
+esac
+"""
+
+
+@pytest.fixture
+def calls(tmp_path, monkeypatch) -> Callable[[], list[str]]:
+    """Puts a kubectl into PATH that knows two pods; returns what it was called with."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "kubectl").write_text(KUBECTL)
+    (tmp_path / "bin" / "kubectl").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
+    return lambda: (tmp_path / "calls").read_text().splitlines()
+
+
+def a_run_in_pods(folder: Path, kind: str) -> Path:
+    keys = {**raw_config("cluster=kubernetes")["kubernetes"], "name": "first", "namespace": "team", "kind": kind}
+    config = {"cluster": {"kind": "kubernetes"}, "kubernetes": keys}
+    return a_run(folder / "run", config=config, status="running", process={"host": "first-chief-0", "pid": 1})
+
+
+def test_the_log_of_a_pod_that_has_written_none_into_the_run_folder(tmp_path, calls, capsys):
+    folder = a_run_in_pods(tmp_path, "indexed_jobs")
+    assert logs.main([str(folder), "worker-1"]) == 0
+    assert capsys.readouterr().out == "the log of --namespace team logs new\n"
+    selector = "app.kubernetes.io/instance=first,app.kubernetes.io/component=worker"
+    assert f"--selector {selector},batch.kubernetes.io/job-completion-index=1 " in calls()[0]
+
+
+@pytest.mark.parametrize("kind", ["indexed_jobs", "jobset"])
+@pytest.mark.parametrize("now", [False, True])
+def test_a_run_in_pods_ends_chief_first(tmp_path, calls, kind, now):
+    """A parameter server that ended first could not be saved; a JobSet starts a deleted Job of its own again."""
+    folder = a_run_in_pods(tmp_path, kind)
+    recorded_run.stop(folder, now=now)
+    selector = "--selector app.kubernetes.io/instance=first"
+    main = "jobset.jobset.x-k8s.io" if kind == "jobset" else "job.batch"
+    objects = f"{main},service,networkpolicy {selector}"
+    chief = f"pods {selector},app.kubernetes.io/component=chief" if kind == "jobset" else "job.batch/first-chief"
+    at_once = [f"{objects} --cascade=background", f"pods {selector} --grace-period=0 --force"]
+    expected = at_once if now else [chief, objects]
+    assert calls() == [f"--namespace team delete {each} --ignore-not-found --wait" for each in expected]

@@ -1,0 +1,1 @@
+"""`psrun list`: the runs and sweeps below folders."""
