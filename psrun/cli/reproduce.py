@@ -271,9 +271,13 @@ def _composed(arguments: Sequence[str], record: _Record, into: Path) -> dict[str
 
 
 def _moved(raw: Any, record: _Record, into: Path) -> dict[str, Any]:
-    """The configuration of a new run, with paths into its folder where it has paths into the recorded one."""
+    """The configuration of a new run, with paths into its folder where it has paths into the recorded one.
+
+    Without the name of the recorded one, which then still names one run.
+    """
     moved: dict[str, Any] = _replaced(raw, record.places, into)
-    return {**moved, "resume": None}
+    has_its_name = raw.get("run") == record.raw.get("run")
+    return {**moved, "resume": None, **({"run": {"name": None}} if "run" in moved and has_its_name else {})}
 
 
 def _replaced(node: Any, places: Sequence[str], into: Path) -> Any:

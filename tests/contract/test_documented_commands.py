@@ -29,7 +29,7 @@ from psrun.config import compose, parse
 from psrun.errors import ConfigError, ExitCode
 from psrun.results import sweep
 
-# Executed by test_init.py, test_completion.py (-sc), test_arguments.py (GROUP=?), test_reproduce.py, test_remove.py (rm),
+# Executed by test_init.py, test_completion.py (-sc), test_arguments.py (GROUP=?), test_reproduce.py, test_remove.py,
 # test_run_commands.py (logs), and below (checkpoint).
 ELSEWHERE = ("init", "-sc", "model=?", "--version", "checkpoint", "reproduce", "logs", "rm")
 # Need a run with checkpoints; executed after README's commands, which train one.

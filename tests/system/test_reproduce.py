@@ -65,8 +65,9 @@ def project(tmp_path) -> Path:
 
 
 def test_a_run_is_reproduced_with_the_code_that_it_recorded(psrun, project):
-    done = psrun(*TRAINING)
+    done = psrun(*TRAINING, "run.name=first")
     assert done.code == 0, done.stderr
+    assert (done.folder / "notes.json").exists()
     code = done.result["code"]
     assert (code["commit"], code["branch"], code["dirty"]) == (git(project, "rev-parse", "HEAD"), "trunk", True)
     diff = (done.folder / code["diff"]).read_text()
@@ -97,6 +98,7 @@ def test_a_run_is_reproduced_with_the_code_that_it_recorded(psrun, project):
     assert again.result["code"]["modules"] == code["modules"]
     assert (again.folder / "code/modules/own/units.py").read_text() == "WIDTH = 5\n"
     assert again.result["overrides"] == done.result["overrides"]
+    assert not (again.folder / "notes.json").exists()  # the name still means one run
 
     other = psrun("reproduce", "run", "other", "seed=2", folder="other")
     assert (other.code, "not judged" in other.stdout) == (1, True)
