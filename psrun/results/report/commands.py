@@ -57,17 +57,20 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="psrun report", description=__doc__.partition(": ")[2])
-    parser.add_argument("folder", nargs="+", help="a run, a sweep, or a folder of these, such as runs/")
+    # Help of 24 lines fits on a screen.
+    usage = "psrun report RUN... [--against RUN...] [OPTION...]"
+    description = "Show runs and sweeps side by side: a table, CSV, JSON, or a page."
+    parser = argparse.ArgumentParser(prog="psrun report", usage=usage, description=description)
+    parser.add_argument("folder", nargs="+", metavar="RUN", help="a run, a sweep, or a folder of these")
     add_filters(parser)
-    parser.add_argument("--columns", metavar="KEY,...", help="columns to show; default: differing keys and all results")
-    text = "one row for runs that differ only in the seed (default for the table)"
+    parser.add_argument("--columns", metavar="KEY,...", help="columns; default: differing keys and results")
+    text = "one row for all seeds (default: table)"
     parser.add_argument("--fold-seeds", action=argparse.BooleanOptionalAction, help=text)
-    text = "compare with these runs, paired by seed; --csv and --json write the comparisons"
-    parser.add_argument("--against", nargs="+", default=[], metavar="FOLDER", help=text)
-    text = "compare this metric instead of the one that ranks the runs; may be repeated"
+    text = "compare with these runs, paired by seed"
+    parser.add_argument("--against", nargs="+", default=[], metavar="RUN", help=text)
+    text = "compare this metric, not the one that ranks; repeat"
     parser.add_argument("--metric", action="append", default=[], help=text)
-    parser.add_argument("--unpaired", action="store_true", help="compare means, for runs that have no common seeds")
+    parser.add_argument("--unpaired", action="store_true", help="compare means; runs need no common seeds")
     for name in ("csv", "json", "html"):
         what = "an offline page with charts" if name == "html" else f"{name.upper()} (-: standard output)"
         parser.add_argument(f"--{name}", metavar="FILE", help=f"write {what} instead of the table")
@@ -76,9 +79,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def add_filters(parser: argparse.ArgumentParser) -> None:
     """Adds --where and --sort; see `joined`."""
-    text = "filter runs, such as 'num_workers=2', 'val_auc>0.7', 'status!=failed'; may be repeated"
+    text = "filter runs, such as 'num_workers=2', 'val_auc>0.7', 'status!=failed'; repeat"
     parser.add_argument("--where", action="append", default=[], metavar="CONDITION", help=text)
-    text = "sort by column or key; -KEY: descending; may be repeated"
+    text = "sort by column or key; -KEY: descending; repeat"
     parser.add_argument("--sort", action="append", default=[], metavar="KEY", help=text)
 
 
