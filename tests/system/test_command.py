@@ -58,7 +58,7 @@ def test_a_run_reports_on_the_terminal_and_in_its_folder(psrun, tmp_path):
     assert result["overrides"] == ["experiment=smoke"]
     assert {row["task"] for row in result["placement"] if row["variable"].startswith("embedding")} == {"ps-0", "ps-1"}
     assert result["evaluation"]["examples_seen"] == result["data"]["num_eval_examples"] == 100
-    assert [event["event"] for event in done.events if event["event"] != "warning"] == [
+    assert [event["event"] for event in done.events if event["event"] not in ("warning", "system")] == [
         "start", "placement", *["staleness", "waits", "epoch", "checkpoint", "evaluation"] * 2, "end",
     ]  # fmt: skip
     assert (done.folder / "config.yaml").exists()
