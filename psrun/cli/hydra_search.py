@@ -61,7 +61,7 @@ class Space:
         for each in overrides.parsed(arguments, loader):
             key = each.get_key_element()
             if key == _REPLICATES and each.is_discrete_sweep():
-                replicates = [f"{key}={value}" for value in each.sweep_string_iterator()]
+                replicates = [f"{key}={value}" for value in _listed(each)]
             elif each.is_sweep_override():
                 parameters.append(_parameter(each, key, method))
             else:
@@ -73,10 +73,13 @@ class Space:
         own = self.replicates[replicate]
         return [*self.fixed, *configuration, *([] if own is None else [own])]
 
-    @property
-    def example(self) -> list[str]:
-        """The arguments of some job of the space, with those of the sweep."""
-        return [*self.of_sweep, *self.job([f"{each.key}={each.first}" for each in self.parameters], 0)]
+    def examples(self, most: int = 50) -> Iterator[list[str]]:
+        """The arguments of some jobs, with those of the sweep: each listed value is in one of them, up to `most`."""
+        first = {each.key: each.first for each in self.parameters}
+        others = [(each.key, value) for each in self.parameters for value in (each.values or ())[1:]]
+        for changed in [{}, *({key: value} for key, value in others[: most - 1])]:
+            configuration = [f"{key}={value}" for key, value in {**first, **changed}.items()]
+            yield [*self.of_sweep, *self.job(configuration, 0)]
 
 
 def _parameter(override: Override, key: str, method: str) -> Parameter:
@@ -86,11 +89,18 @@ def _parameter(override: Override, key: str, method: str) -> Parameter:
         is_integer = isinstance(value.start, int) and isinstance(value.end, int)
         return Parameter(key, low=value.start or 0, high=value.end or 0, is_integer=is_integer, is_log=is_log)
     numbers = [*value.range()] if isinstance(value, RangeSweep) and method != "grid" else []
-    if numbers and (not is_log or value.step == 1):  # Optuna's logarithmic ranges have no other steps
-        is_integer = all(isinstance(number, int) for number in numbers)
+    is_integer = all(isinstance(number, int) for number in numbers)
+    if numbers and (not is_log or (is_integer and abs(value.step) == 1)):  # Optuna's logarithmic ranges have no steps
         step = abs(value.step)
         return Parameter(key, low=min(numbers), high=max(numbers), step=step, is_integer=is_integer, is_log=is_log)
-    return Parameter(key, tuple(override.sweep_string_iterator()))
+    return Parameter(key, _listed(override))
+
+
+def _listed(override: Override) -> tuple[str, ...]:
+    """The values of a parameter, each once, in an order that a resumed search finds again."""
+    value: Any = override.value()
+    value.shuffle = False
+    return tuple(dict.fromkeys(override.sweep_string_iterator()))
 
 
 class SearchLoop:
@@ -101,7 +111,7 @@ class SearchLoop:
       seed: of the proposals.
 
     Raises:
-      ConfigError: the space cannot be searched in this way, or Optuna is not installed.
+      ConfigError: there is no epoch to pause after, or Optuna is not installed.
     """
 
     def __init__(
@@ -112,14 +122,12 @@ class SearchLoop:
         self._running = running
         self._launcher = launcher
         self._space = space
-        found = proposals.problems(method, space.parameters)
         total = min(keys.num_trials or math.inf, proposals.num_combinations(space.parameters))
         self._rungs: list[int | None] = [None]
-        if keys.halving.factor is not None and epochs is not None and not found:
+        if keys.halving.factor is not None and epochs is not None:
             self._rungs, problems = _rungs(keys, epochs, int(total))
-            found += problems
-        if found:
-            raise ConfigError(found)
+            if problems:
+                raise ConfigError(problems)
         maximize = keys.mode == "max"
         self._proposals = OptunaProposals(running.sweep.path, method, space.parameters, maximize=maximize, seed=seed)
         self._search = Search(

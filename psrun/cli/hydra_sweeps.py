@@ -36,7 +36,7 @@ from psrun.config.arguments import folder_of, key_of, quoted
 from psrun.config.compose import Composer
 from psrun.config.run_config import SweepKeys
 from psrun.errors import ConfigError, ExitCode, Problem, PsrunError, SweepError
-from psrun.launch.sweeps import jobs
+from psrun.launch.sweeps import jobs, proposals
 from psrun.launch.sweeps.runner import Proposal, SweepRunner, SweepSignal
 from psrun.results import labels
 from psrun.results.run_folder import RunFolder
@@ -244,15 +244,26 @@ class SweepLauncher(Launcher):
         """
         assert keys.search is not None
         space = Space.of(arguments, keys.search, self._composer.loader)
-        values = compose.values(self._composer.compose(space.example))
-        problems = compose.problems_of_values(values)
+        problems = proposals.problems(keys.search, space.parameters)
+        if problems:
+            raise ConfigError(problems)
+        examples = [*space.examples()]
+        for example in examples:
+            problems += self._problems(example)
         if self._inner is not None and keys.max_parallel == "auto":
             message = "is auto, which counts the cores of this machine; with a launcher of Hydra, set it to a number"
             problems.append(Problem("sweep.max_parallel", message))
         if problems:
-            raise ConfigError(problems)
+            raise ConfigError([*dict.fromkeys(problems)])
+        values = compose.values(self._composer.compose(examples[0]))
         epochs = values["trainer"]["epochs"] if keys.halving.factor is not None else None
         SearchLoop(self._running, self, space, keys, epochs=epochs, seed=values["seed"]).run()
+
+    def _problems(self, arguments: Sequence[str]) -> Sequence[Problem]:
+        try:
+            return compose.problems_of_values(compose.values(self._composer.compose(arguments)))
+        except ConfigError as error:
+            return error.problems
 
     def check(self, jobs: Sequence[tuple[int, Sequence[str]]]) -> None:
         self._running.prepare([self._proposed(self._composed(number, given), given) for number, given in jobs])

@@ -73,6 +73,8 @@ def problems(arguments: Sequence[str], *, sweeps: bool) -> dict[str, Problem]:
         problem = None
         if override.is_sweep_override() and not sweeps:
             problem = _several_values(argument, of_group)
+        elif override.is_sweep_override() and key.startswith("sweep."):
+            problem = Problem(key, f"has several values, {argument.partition('=')[2]}; a sweep has one")
         elif key == "hydra.searchpath":
             problem = Problem(key, "would be searched after psrun's own files; use --config-dir FOLDER")
         elif key in _FOLDERS and not override.value():

@@ -43,15 +43,17 @@ class Parameter:
     @property
     def first(self) -> str:
         """One of its values, as it stands after KEY=."""
-        return f"{self.low:.6g}" if self.values is None else self.values[0]
+        if self.values is not None:
+            return self.values[0]
+        return str(self.low) if self.is_integer else f"{self.low:.6g}"
 
     @property
-    def listed(self) -> list[Any] | None:
+    def listed(self) -> Sequence[Any] | None:
         """All of its values; None for a range of which not all are known."""
         if self.values is not None:
-            return [*self.values]
+            return self.values
         if self.is_integer:
-            return [*range(int(self.low), int(self.high) + 1, int(self.step or 1))]
+            return range(int(self.low), int(self.high) + 1, int(self.step or 1))
         return None
 
     def distribution(self, optuna: Any) -> Any:
@@ -71,7 +73,11 @@ def problems(method: str, space: Sequence[Parameter]) -> list[Problem]:
         return [Problem("sweep.search", f"{message} 'optimizer.learning_rate=interval(0.001,0.1)'")]
     found = []
     for each in space:
-        if each.values is None and each.low >= each.high:
+        if each.values == ():
+            found.append(Problem(each.key, "has a range without numbers: its end lies before its start"))
+        if each.values is None and not (math.isfinite(each.low) and math.isfinite(each.high)):
+            found.append(Problem(each.key, f"has the range {each.low:g} to {each.high:g}; both must be finite numbers"))
+        elif each.values is None and each.low >= each.high:
             found.append(Problem(each.key, f"has the range {each.low:g} to {each.high:g}; the first must be smaller"))
         if each.is_log and each.low <= 0:
             found.append(Problem(each.key, f"has a logarithmic range from {each.low:g}; it must begin above 0"))
@@ -83,6 +89,9 @@ def problems(method: str, space: Sequence[Parameter]) -> list[Problem]:
             found.append(Problem(each.key, message))
     if method == "cmaes" and len(space) == 1:
         found.append(Problem("sweep.search", "is cmaes, which varies two or more keys; choose tpe"))
+    if method == "grid" and not found and num_combinations(space) > _MOST_LISTED:
+        message = f"is grid, but there are more than {_MOST_LISTED:,} combinations; choose random or tpe"
+        found.append(Problem("sweep.search", message))
     return found
 
 
