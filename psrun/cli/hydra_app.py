@@ -227,7 +227,7 @@ def _job(own: DictConfig, subdir: str | None, started_s: float) -> ExitCode:
             write_hydra(folder / subdir, own, subdir)
         except OSError as error:
             raise cannot_be_made(folder, error) from error
-    if plain.get("resume"):
+    if plain.get("resume") and plain["mode"] == "train":
         RunFolder(folder).pause_after(None)  # whoever resumes a job of a search wants the rest of its epochs
     overrides = [override for override in settings.overrides.task if key_of(override) != "resume"]
     # Keep a folder that the user named, whatever it holds.

@@ -122,12 +122,13 @@ class SearchLoop:
         self._running = running
         self._launcher = launcher
         self._space = space
+        jobs = running.sweep.jobs
         total = min(keys.num_trials or math.inf, proposals.num_combinations(space.parameters))
+        total = max(total, len({number // len(space.replicates) for number in jobs}))  # there were more before
         self._rungs: list[int | None] = [None]
         if keys.halving.factor is not None and epochs is not None:
-            self._rungs, problems = _rungs(keys, epochs, int(total))
-            if problems:
-                raise ConfigError(problems)
+            paused_at = [int(epoch) for job in jobs.values() for epoch in job.rungs]
+            self._rungs = _rungs(keys, epochs, int(total), first=min(paused_at, default=1))
         maximize = keys.mode == "max"
         self._proposals = OptunaProposals(running.sweep.path, method, space.parameters, maximize=maximize, seed=seed)
         self._search = Search(
@@ -195,13 +196,11 @@ class SearchLoop:
     def _end(self) -> None:
         """Records that what is paused does not go on, and prints the best configuration."""
         sweep = self._running.sweep
-        paused = self._search.paused
-        self._proposals.prune(paused)
-        for number in paused:
-            for job in self._jobs(number):
-                run = RunFolder(sweep.folder(job))
-                if run.is_paused:
-                    run.record("search", **{**run.stored()["search"], "state": PRUNED})
+        self._proposals.prune(self._search.paused)
+        for job in sweep.jobs.values():  # also those whose configuration has failed with another seed
+            run = RunFolder(sweep.folder(job))
+            if run.is_paused:
+                run.record("search", **{**run.stored()["search"], "state": PRUNED})
         means = self._search.means()
         if not means:
             return
@@ -248,10 +247,12 @@ class SearchLoop:
         self._proposals.keep(known)
         for configuration in self._proposals.numbers:
             values: list[list[float | None]] = [[] for _ in range(replicates)]
+            goes_on = False
             for job in self._jobs(configuration):
                 assert job.number is not None
                 values[job.number % replicates] = self._reached(job)
-            self._search.restore(configuration, values)
+                goes_on |= self._has_gone_on(job)
+            self._search.restore(configuration, values, goes_on=goes_on)
 
     def _reached(self, job: Job) -> list[float | None]:
         """The values of a job at the rungs that it has reached; a last None: it failed."""
@@ -270,20 +271,29 @@ class SearchLoop:
         if result.get("status") == "failed":
             return [*values, None]
         pause = result.get("search") or {}
-        # The process was killed before it recorded the value.
-        is_new = pause.get("state") == PAUSED and pause.get("epoch") == self._rungs[len(values)]
-        return [*values, value] if is_new and value is not None else values
+        # The process was killed before it recorded the value, or there is none: it is undefined.
+        is_new = pause.get("state") in (PAUSED, PRUNED) and pause.get("epoch") == self._rungs[len(values)]
+        return [*values, value] if is_new else values
+
+    def _has_gone_on(self, job: Job) -> bool:
+        """Whether a job was continued after its pause and ended before the next one."""
+        result = RunFolder(self._running.sweep.folder(job)).stored()
+        return bool(job.rungs) and bool(result) and not result.get("search")
 
 
-def _rungs(keys: SweepKeys, epochs: int, num_configurations: int) -> tuple[list[int | None], list[Problem]]:
-    """The epochs of the rungs, and why there is none to pause at."""
+def _rungs(keys: SweepKeys, epochs: int, num_configurations: int, *, first: int) -> list[int | None]:
+    """The epochs of the rungs, of which none is before `first`: more configurations do not change those of a search.
+
+    Raises:
+      ConfigError: there is none to pause at.
+    """
     factor = keys.halving.factor or 1
-    fewest = keys.halving.min_epochs
+    fewest = max(keys.halving.min_epochs, first)
     found = search.rungs(epochs, factor=factor, min_epochs=fewest, num_configurations=num_configurations)
     if len(found) > 1:
-        return [*found], []
+        return [*found]
     if num_configurations < factor:
         why = f"is {factor}, but there are only {num_configurations} configurations"
     else:
         why = f"is {factor}, but a training of {epochs} epochs has no epoch at which to pause (trainer.epochs)"
-    return [None], [Problem("sweep.halving.factor", f"{why}; set it to null")]
+    raise ConfigError([Problem("sweep.halving.factor", f"{why}; set it to null")])

@@ -44,7 +44,8 @@ from psrun.results.sweep import Sweep
 
 _PLUGINS = str(Path(__file__).parent / "plugins")
 _RANKS = ("sweep.metric", "sweep.mode")  # a resumed sweep may rank its jobs in another way; a search has begun with one
-_MAY_CHANGE = ("sweep.max_parallel", "sweep.num_trials", "hydra/launcher", "hydra.launcher")
+_TRIALS = "sweep.num_trials"
+_MAY_CHANGE = ("sweep.max_parallel", "hydra/launcher", "hydra.launcher")
 
 
 def run(arguments: list[str]) -> ExitCode:
@@ -140,7 +141,8 @@ def resumed(arguments: list[str]) -> tuple[Sweep | None, list[str]]:
         if key_of(key) == "resume" or argument in before:
             continue
         ranks = key in _RANKS and not sweep.search
-        if ranks or key in _MAY_CHANGE or key.startswith("hydra.launcher."):
+        has_trials = key == _TRIALS and sweep.search not in (None, "grid")
+        if ranks or has_trials or key in _MAY_CHANGE or key.startswith("hydra.launcher."):
             changes.append(argument)
             continue
         was = f"{values[key_of(key)]!r}" if key_of(key) in values else "not set"
@@ -150,9 +152,9 @@ def resumed(arguments: list[str]) -> tuple[Sweep | None, list[str]]:
         raise ConfigError(problems)
     now = {key_of(each) for each in changes}
     unchanged = [each for each in before if key_of(each) not in now]
-    kept = [each for each in changes if key_of(each) in (*_RANKS, "sweep.num_trials")]
+    kept = [each for each in changes if key_of(each) in (*_RANKS, _TRIALS)]
     replaced = {key_of(each) for each in kept}
-    if "sweep.num_trials" in replaced:  # a search that is over goes on
+    if _TRIALS in replaced:  # a search that is over goes on
         sweep.status = "running"
     sweep.arguments = [*(each for each in sweep.arguments if key_of(each) not in replaced), *kept]
     now_in_folder = f"hydra.sweep.dir={quoted(folder)}"

@@ -127,6 +127,36 @@ def test_an_adaptive_search_varies_ranges_and_goes_over_failed_jobs(start):
     assert {len(each) for each in trained(sweep).values()} == {1, 2}  # eight configurations can be halved once
 
 
+def test_every_job_of_a_search_that_is_over_is_completed_failed_or_pruned(start):
+    rates = "optimizer.learning_rate=0.9,0.1,0.2,0.8"
+    sweep = start("sweep.search=grid", *OBJECTIVE, "trainer.epochs=2", "sweep.halving.factor=2", rates,
+                  "seed=22", "sweep.max_parallel=1")  # fmt: skip
+    assert sweep.end() == 0, sweep.output  # the first job has no value
+    assert [job["status"] for job in _jobs(sweep)] == ["pruned", "completed", "completed", "pruned"]
+    sweep = start("sweep.search=grid", *OBJECTIVE, "trainer.epochs=2", "sweep.halving.factor=2", rates,
+                  "seed=1,13", "sweep.max_parallel=3")  # fmt: skip
+    assert sweep.end() == 1, sweep.output
+    assert [job["status"] for job in _jobs(sweep)] == ["pruned", "failed"] * 4
+    sweep = start("sweep.search=grid", *OBJECTIVE, "optimizer.learning_rate=0.7,0.8", "seed=22", "trainer.epochs=2")
+    assert sweep.end() == 2
+    assert "'loss' is undefined (null) in every job" in sweep.output
+    refused = start(f"resume={sweep.folder}", "sweep.num_trials=5")
+    assert refused.end() == 2
+    assert "sweep.num_trials: is '5', but was not set" in refused.output
+    again = start(f"resume={sweep.folder}")  # which has not become one that cannot be resumed
+    assert again.end() == 0, again.output
+
+
+def test_more_trials_of_a_search_with_halving_are_compared_at_the_same_epochs(start):
+    search = ["sweep.search=random", *OBJECTIVE, *HALVING, "trainer.epochs=9", "optimizer.learning_rate=interval(0.1,1)"]
+    sweep = start(*search, "sweep.num_trials=3")
+    assert sweep.end() == 0, sweep.output
+    more = start(f"resume={sweep.folder}", "sweep.num_trials=9")  # new searches of nine would also pause after epoch 1
+    assert more.end() == 0, more.output
+    assert {epoch for each in trained(more).values() for epoch in each} == {3, 9}
+    assert [job["status"] for job in _jobs(more)].count("completed") == 3
+
+
 def test_a_metric_that_no_trial_has_ends_a_search(start):
     sweep = start("sweep.search=grid", "optimizer.learning_rate=0.1,0.2,0.3,0.4", "sweep.metric=auc", "sweep.mode=max",
                   "sweep.max_parallel=2")  # fmt: skip

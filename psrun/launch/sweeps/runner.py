@@ -229,7 +229,7 @@ class SweepRunner:
         self._signals.raise_again()
         self._monitor.look()
         if self.sweep.search is not None:
-            self._require_metric()
+            self._require_metric(is_over=False)
 
     def _require_own_folders(self, proposals: Sequence[Proposal]) -> None:
         """Raises ConfigError if two jobs have the same folder."""
@@ -329,7 +329,7 @@ class SweepRunner:
         if self.plans:
             self._show_plans()
         else:
-            self._require_metric()
+            self._require_metric(is_over=True)
         return ExitCode.USAGE if codes == {ExitCode.USAGE} else ExitCode.FAILED if codes else ExitCode.DONE
 
     def _show_plans(self) -> None:
@@ -341,13 +341,19 @@ class SweepRunner:
             if self._before is None and not has_folder:
                 files.remove_tree(self.sweep.path)
 
-    def _require_metric(self) -> None:
+    def _require_metric(self, *, is_over: bool) -> None:
+        """Raises ConfigError if jobs were measured, but none by the metric of the sweep."""
         sweep = self.sweep
         measured = [job for job in sweep.jobs.values() if job.status in ("completed", PAUSED, PRUNED)]
-        if sweep.metric is None or any(sweep.value(sweep.folder(job)) is not None for job in measured) or not measured:
+        metrics = [RunFolder(sweep.folder(job)).stored().get("metrics") or {} for job in measured]
+        if sweep.metric is None or not measured or any(each.get(sweep.metric) is not None for each in metrics):
             return
-        there = RunFolder(sweep.folder(measured[0])).stored().get("metrics") or {}
-        guess = schema.did_you_mean(sweep.metric, there)
+        if any(sweep.metric in each for each in metrics):
+            if is_over:
+                message = f"'{sweep.metric}' is undefined (null) in every job; the logs of the jobs say why"
+                raise ConfigError([Problem("sweep.metric", message)])
+            return  # later ones may have a value
+        guess = schema.did_you_mean(sweep.metric, metrics[0])
         remedy = "" if sweep.search else " Resume the sweep with the right name."
         raise ConfigError([Problem("sweep.metric", f"no job has a metric '{sweep.metric}'.{guess}{remedy}")])
 

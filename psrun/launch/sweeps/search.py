@@ -107,11 +107,12 @@ class Search:
         self._pending: deque[Part] = deque()
         self._running: set[Part] = set()
 
-    def restore(self, number: int, values: Sequence[Sequence[float | None]]) -> None:
+    def restore(self, number: int, values: Sequence[Sequence[float | None]], *, goes_on: bool = False) -> None:
         """Takes over a configuration of an earlier process.
 
         Args:
           values: by replicate, of the rungs that it has reached; a last None: it failed there.
+          goes_on: whether a job of it was on the way to its next rung.
         """
         configuration = _Configuration(self._num_replicates)
         self._configurations[number] = configuration
@@ -125,6 +126,8 @@ class Search:
         mean = configuration.mean(self._last)
         if mean is not None:
             self._proposals.tell(number, mean)
+        elif goes_on and configuration.mean(configuration.rung) is not None:
+            configuration.rung += 1
         there = configuration.values.get(configuration.rung, {})
         for replicate in range(self._num_replicates):
             if replicate not in there:
@@ -207,7 +210,7 @@ class Search:
         """The best configuration at a rung that may go on and has not; None if there is none."""
         over = self._over(rung)
         expected = self._expected(rung)
-        outstanding = expected - len(over)
+        outstanding = max(0, expected - len(over))  # a person may have trained the rest of a pruned one
         if not outstanding or self._waits:
             share = max(1, expected // self._factor)
         else:
