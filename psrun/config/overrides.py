@@ -71,10 +71,9 @@ def problems(arguments: Sequence[str], *, sweeps: bool) -> dict[str, Problem]:
             continue
         of_group = is_of_a_group(override, choices)
         problem = None
-        if override.is_sweep_override() and not sweeps:
+        may_vary = sweeps and not key.startswith("sweep.")
+        if override.is_sweep_override() and not may_vary:
             problem = _several_values(argument, of_group)
-        elif override.is_sweep_override() and key.startswith("sweep."):
-            problem = Problem(key, f"has several values, {argument.partition('=')[2]}; a sweep has one")
         elif key == "hydra.searchpath":
             problem = Problem(key, "would be searched after psrun's own files; use --config-dir FOLDER")
         elif key in _FOLDERS and not override.value():
@@ -172,6 +171,8 @@ def _unreadable(key: str, value: str, error: HydraException) -> str:
 def _several_values(argument: str, of_group: bool) -> Problem:
     key, _, value = argument.partition("=")
     key = key.lstrip("+~")
+    if key.startswith("sweep."):
+        return Problem(key, f"has several values, {value}; a sweep has one")
     quoted = shlex.quote(f'{key}="{value}"')
     is_text = re.search(r"[^\W\d_e]", value) and not of_group and "(" not in value
     text = f"; for one text with commas, quote it: {quoted}" if is_text else ""

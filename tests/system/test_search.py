@@ -148,8 +148,8 @@ def test_every_job_of_a_search_that_is_over_is_completed_failed_or_pruned(start)
 
 
 def test_more_trials_of_a_search_with_halving_are_compared_at_the_same_epochs(start):
-    search = ["sweep.search=random", *OBJECTIVE, *HALVING, "trainer.epochs=9", "optimizer.learning_rate=interval(0.1,1)"]
-    sweep = start(*search, "sweep.num_trials=3")
+    space = ["trainer.epochs=9", "optimizer.learning_rate=interval(0.1,1)"]
+    sweep = start("sweep.search=random", *OBJECTIVE, *HALVING, *space, "sweep.num_trials=3")
     assert sweep.end() == 0, sweep.output
     more = start(f"resume={sweep.folder}", "sweep.num_trials=9")  # new searches of nine would also pause after epoch 1
     assert more.end() == 0, more.output

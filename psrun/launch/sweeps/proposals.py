@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import logging
 import math
+import os
 import random
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,27 +67,32 @@ class Parameter:
         return optuna.distributions.FloatDistribution(self.low, self.high, log=self.is_log, step=self.step)
 
 
+def _of_parameter(method: str, parameter: Parameter) -> Iterator[str]:
+    """Why a method cannot vary a parameter."""
+    low = parameter.low
+    high = parameter.high
+    if parameter.values is not None:
+        if not parameter.values:
+            yield "has a range without numbers: its end lies before its start"
+        if method == "cmaes":
+            yield "has listed values, but sweep.search=cmaes varies ranges of numbers; choose tpe"
+        return
+    if not (math.isfinite(low) and math.isfinite(high)):
+        yield f"has the range {low:g} to {high:g}; both must be finite numbers"
+    elif low >= high:
+        yield f"has the range {low:g} to {high:g}; the first must be smaller"
+    if parameter.is_log and low <= 0:
+        yield f"has a logarithmic range from {low:g}; it must begin above 0"
+    if method == "grid" and parameter.listed is None:
+        yield "has a range of numbers, which has no grid; list values, or choose sweep.search=random or tpe"
+
+
 def problems(method: str, space: Sequence[Parameter]) -> list[Problem]:
     """Why a method cannot search the space."""
     if not space:
         message = "finds nothing to vary; give a key several values or a range, such as"
         return [Problem("sweep.search", f"{message} 'optimizer.learning_rate=interval(0.001,0.1)'")]
-    found = []
-    for each in space:
-        if each.values == ():
-            found.append(Problem(each.key, "has a range without numbers: its end lies before its start"))
-        if each.values is None and not (math.isfinite(each.low) and math.isfinite(each.high)):
-            found.append(Problem(each.key, f"has the range {each.low:g} to {each.high:g}; both must be finite numbers"))
-        elif each.values is None and each.low >= each.high:
-            found.append(Problem(each.key, f"has the range {each.low:g} to {each.high:g}; the first must be smaller"))
-        if each.is_log and each.low <= 0:
-            found.append(Problem(each.key, f"has a logarithmic range from {each.low:g}; it must begin above 0"))
-        if method == "grid" and each.listed is None:
-            message = "has a range of numbers, which has no grid; list values, or choose sweep.search=random or tpe"
-            found.append(Problem(each.key, message))
-        if method == "cmaes" and each.values is not None:
-            message = "has listed values, but sweep.search=cmaes varies ranges of numbers; choose tpe"
-            found.append(Problem(each.key, message))
+    found = [Problem(each.key, message) for each in space for message in _of_parameter(method, each)]
     if method == "cmaes" and len(space) == 1:
         found.append(Problem("sweep.search", "is cmaes, which varies two or more keys; choose tpe"))
     if method == "grid" and not found and num_combinations(space) > _MOST_LISTED:
@@ -121,6 +127,7 @@ class OptunaProposals:
         journal = folder / JOURNAL
         # Only the process that holds the folder opens the journal. A lock that a killed one left takes 30 s to expire.
         journal.with_name(f"{JOURNAL}.lock").unlink(missing_ok=True)
+        _cut_after_last_line(journal)
         backend = self._optuna.storages.journal.JournalFileBackend(str(journal))
         storage = self._optuna.storages.JournalStorage(backend)
         self._study = self._optuna.create_study(
@@ -225,6 +232,16 @@ class OptunaProposals:
 def _arguments(params: Mapping[str, Any]) -> list[str]:
     """Six digits tell a configuration, and the tables that list it stay readable."""
     return [f"{key}={value:.6g}" if isinstance(value, float) else f"{key}={value}" for key, value in params.items()]
+
+
+def _cut_after_last_line(file: Path) -> None:
+    """Removes a line that a killed process, or one on a full disk, began: Optuna would append to it."""
+    if not file.exists():
+        return
+    content = file.read_bytes()
+    end = content.rfind(b"\n") + 1
+    if end < len(content):
+        os.truncate(file, end)
 
 
 def _optuna() -> Any:

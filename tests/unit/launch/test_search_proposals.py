@@ -60,6 +60,8 @@ def test_a_trial_whose_job_is_gone_has_failed_and_its_number_is_used_again(tmp_p
     kept = [study.overrides(study.ask()) for _ in range(3)][:2]
     study.report(1, 0, 0.25)
     (tmp_path / "search.journal.lock").symlink_to("nowhere")  # as a killed process leaves it
+    with (tmp_path / "search.journal").open("ab") as journal:
+        journal.write(b'{"op_code": 6, "wor')  # as a full disk leaves it
     study = proposals(tmp_path, "random", RATE)
     study.keep({0, 1})
     assert [study.overrides(number) for number in study.numbers] == kept

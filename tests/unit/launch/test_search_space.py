@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from psrun.cli.hydra_search import Space
 from psrun.config import overrides
 from psrun.launch.sweeps.proposals import num_combinations, problems
