@@ -60,12 +60,12 @@ class Space:
         replicates: list[str | None] = [None]
         for each in overrides.parsed(arguments, loader):
             key = each.get_key_element()
-            if key == _REPLICATES and each.is_discrete_sweep():
+            if each.key_or_group == _REPLICATES and each.is_discrete_sweep():
                 replicates = [f"{key}={value}" for value in _listed(each)]
             elif each.is_sweep_override():
                 parameters.append(_parameter(each, key, method))
             else:
-                (of_sweep if key.startswith("sweep.") else fixed).append(str(each.input_line))
+                (of_sweep if each.key_or_group.startswith("sweep.") else fixed).append(str(each.input_line))
         return cls(tuple(fixed), tuple(of_sweep), tuple(parameters), tuple(replicates))
 
     def job(self, configuration: Sequence[str], replicate: int) -> list[str]:

@@ -8,6 +8,7 @@ import math
 import os
 import random
 import warnings
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,6 +94,8 @@ def problems(method: str, space: Sequence[Parameter]) -> list[Problem]:
         message = "finds nothing to vary; give a key several values or a range, such as"
         return [Problem("sweep.search", f"{message} 'optimizer.learning_rate=interval(0.001,0.1)'")]
     found = [Problem(each.key, message) for each in space for message in _of_parameter(method, each)]
+    times = Counter(each.key for each in space)
+    found += [Problem(key, "is varied twice; keep one of the arguments") for key in times if times[key] > 1]
     if method == "cmaes" and len(space) == 1:
         found.append(Problem("sweep.search", "is cmaes, which varies two or more keys; choose tpe"))
     if method == "grid" and not found and num_combinations(space) > _MOST_LISTED:
@@ -161,7 +164,8 @@ class OptunaProposals:
         trial = self._study.ask(self._distributions)
         if self._is_known(trial.params):
             self._study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
-            self._enqueue(self._random.choice(self._untried()))
+            untried = self._untried()
+            self._enqueue(untried[0] if self._in_order else self._random.choice(untried))
             trial = self._study.ask(self._distributions)
         number = len(self._known)
         trial.set_user_attr(_CONFIGURATION, number)

@@ -75,3 +75,13 @@ def test_a_trial_whose_job_is_gone_has_failed_and_its_number_is_used_again(tmp_p
     assert states(study) == ["COMPLETE", "PRUNED", "FAIL", "FAIL"]
     assert study._study.trials[1].value == 0.25
     assert study._study.best_value == 0.5
+
+
+def test_a_grid_keeps_its_order_after_a_process_that_ended_while_it_asked(tmp_path):
+    study = proposals(tmp_path, "grid", WORDS, SIZE, seed=2)
+    study.ask()
+    study._enqueue(study._untried()[0])  # and was killed before it asked for this trial
+    study = proposals(tmp_path, "grid", WORDS, SIZE, seed=2)
+    study.keep({0})
+    rest = [study.overrides(study.ask()) for _ in range(7)]
+    assert rest == study.all_overrides()[1:]

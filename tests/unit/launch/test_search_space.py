@@ -42,6 +42,17 @@ def test_ranges_that_have_no_numbers_or_no_end_are_problems():
     assert "100,000 combinations" in found("a=int(interval(1,1000000))", method="grid")[0]
 
 
+def test_arguments_with_plus_signs_are_those_without():
+    given = space("++seed=1,2", "++sweep.num_trials=2", "++a=1,2")
+    assert given.replicates == ("++seed=1", "++seed=2")
+    assert given.of_sweep == ("++sweep.num_trials=2",)
+    assert [each.key for each in given.parameters] == ["++a"]
+
+
+def test_a_key_that_is_varied_twice_is_a_problem():
+    assert found("a=1,2", "b=1,2", "a=3,4") == ["a: is varied twice; keep one of the arguments"]
+
+
 def test_a_key_of_the_sweep_has_one_value():
     argument = "sweep.num_trials=2,3"
     assert overrides.problems([argument], sweeps=True)[argument].key == "sweep.num_trials"
