@@ -345,15 +345,19 @@ class SweepRunner:
         """Raises ConfigError if jobs were measured, but none by the metric of the sweep."""
         sweep = self.sweep
         measured = [job for job in sweep.jobs.values() if job.status in ("completed", PAUSED, PRUNED)]
-        metrics = [RunFolder(sweep.folder(job)).stored().get("metrics") or {} for job in measured]
-        if sweep.metric is None or not measured or any(each.get(sweep.metric) is not None for each in metrics):
+        if sweep.metric is None or not measured:
             return
-        if any(sweep.metric in each for each in metrics):
-            if is_over:
-                message = f"'{sweep.metric}' is undefined (null) in every job; the logs of the jobs say why"
-                raise ConfigError([Problem("sweep.metric", message)])
-            return  # later ones may have a value
-        guess = schema.did_you_mean(sweep.metric, metrics[0])
+        there: dict[str, Any] = {}
+        for job in measured:
+            there |= RunFolder(sweep.folder(job)).stored().get("metrics") or {}
+            if there.get(sweep.metric) is not None:
+                return
+        if sweep.metric in there and not is_over:  # later ones may have a value
+            return
+        if sweep.metric in there:
+            message = f"'{sweep.metric}' is undefined (null) in every job; the logs of the jobs say why"
+            raise ConfigError([Problem("sweep.metric", message)])
+        guess = schema.did_you_mean(sweep.metric, there)
         remedy = "" if sweep.search else " Resume the sweep with the right name."
         raise ConfigError([Problem("sweep.metric", f"no job has a metric '{sweep.metric}'.{guess}{remedy}")])
 
