@@ -73,7 +73,7 @@ class Space:
         own = self.replicates[replicate]
         return [*self.fixed, *configuration, *([] if own is None else [own])]
 
-    def examples(self, most: int = 50) -> Iterator[list[str]]:
+    def examples(self, most: int = 20) -> Iterator[list[str]]:
         """The arguments of some jobs, with those of the sweep: each listed value is in one of them, up to `most`."""
         first = {each.key: each.first for each in self.parameters}
         others = [(each.key, value) for each in self.parameters for value in (each.values or ())[1:]]

@@ -249,7 +249,8 @@ class SweepLauncher(Launcher):
         problems = proposals.problems(keys.search, space.parameters)
         if problems:
             raise ConfigError(problems)
-        examples = [*space.examples()]
+        is_grid = keys.search == "grid"  # all of its jobs are checked before the first one starts
+        examples = [*space.examples(most=1)] if is_grid else [*space.examples()]
         for example in examples:
             problems += self._problems(example)
         if self._inner is not None and keys.max_parallel == "auto":

@@ -137,3 +137,20 @@ def test_a_restored_search_goes_on_where_the_earlier_process_was(waits):
     run(search, values, slots=2, seed=0)
     assert proposals.told.keys() >= {0, 2}
     assert 1 in search.paused
+
+
+def test_a_configuration_that_had_gone_on_goes_on_again():
+    proposals = Listed(0)
+    search = Search(proposals, num_configurations=6, num_rungs=2, factor=3, waits=False)
+    for number in range(6):
+        search.restore(number, [[0.1 * number]], goes_on=number == 4)  # it was among the best of fewer
+    parts = run(search, {number: [0.0, 0.0] for number in range(6)}, slots=1, seed=0)
+    assert parts == [(4, 1), (0, 1), (1, 1)]
+
+
+def test_a_job_that_a_person_trained_to_its_end_takes_the_place_of_none():
+    search = Search(Listed(0), num_configurations=3, num_rungs=2, factor=3)
+    for number in range(3):
+        search.restore(number, [[0.5, 0.4]] if number == 2 else [[0.1 * number]])
+    search.restore(3, [[0.9, 0.8]])  # of more configurations than there should be
+    assert run(search, {0: [0.0, 0.0], 1: [0.0, 0.0]}, slots=1, seed=0) == [(0, 1)]
