@@ -155,6 +155,10 @@ def test_more_trials_of_a_search_with_halving_are_compared_at_the_same_epochs(st
     assert more.end() == 0, more.output
     assert {epoch for each in trained(more).values() for epoch in each} == {3, 9}
     assert [job["status"] for job in _jobs(more)].count("completed") == 3
+    record = more.record
+    refused = start(f"resume={sweep.folder}", "sweep.num_trials=null")
+    assert refused.end() == 2
+    assert more.record == record
 
 
 def test_a_metric_that_no_trial_has_ends_a_search(start):

@@ -24,7 +24,7 @@ from psrun.launch.child_processes import ForkServer, start_alone
 from psrun.launch.sweeps import jobs
 from psrun.results import recorded_config
 from psrun.results.run_folder import PAUSED, PRUNED, RESULT, RunFolder, write_config
-from psrun.results.sweep import END, KILL, Job, Sweep, cannot_be_written, distinguishing
+from psrun.results.sweep import END, KILL, RECORD, Job, Sweep, cannot_be_written, distinguishing
 from psrun.results.watch.sweep import SweepMonitor
 
 _WITHIN_S = 40.0  # a run saves and exits within 25 s, and the remaining tasks of its cluster within 10 s
@@ -106,6 +106,7 @@ class SweepRunner:
         self._forked = set[Path]()  # folders of jobs whose process imports TensorFlow
         self._shown = False
         self._conclusion = ""
+        self._undo: Callable[[], None] = lambda: None
         self.plans = False
         self.resources = contextlib.ExitStack()
 
@@ -135,6 +136,8 @@ class SweepRunner:
             raise ConfigError(problems)
         self._limit = options.max_parallel
         sweep = self._before or Sweep(folder, self._arguments, options.search, options.metric, options.mode)
+        if self._before is not None:
+            self._undo = RunFolder(sweep.path).snapshot([RECORD])
         sweep.rank_by(options.metric, options.mode)
         sweep.begin(again=self._before is not None)
         self._sweep = sweep
@@ -299,6 +302,8 @@ class SweepRunner:
             self._sweep.discard()
         else:
             self._sweep.end("failed")
+        if not self._shown:  # what cannot be resumed in this way can still be resumed in another one
+            self._undo()
 
     def end(self, signum: int | None) -> ExitCode:
         """Shows the results of the jobs.
