@@ -256,6 +256,9 @@ class SweepLauncher(Launcher):
         if self._inner is not None and keys.max_parallel == "auto":
             message = "is auto, which counts the cores of this machine; with a launcher of Hydra, set it to a number"
             problems.append(Problem("sweep.max_parallel", message))
+        if keys.halving.factor is not None and any(each.key == "trainer.epochs" for each in space.parameters):
+            message = "varies, but sweep.halving compares configurations after the same epochs; set one number"
+            problems.append(Problem("trainer.epochs", message))
         if problems:
             raise ConfigError([*dict.fromkeys(problems)])
         values = compose.values(self._composer.compose(examples[0]))

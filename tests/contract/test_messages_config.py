@@ -50,6 +50,7 @@ COMMAND_LINES = [
     "-m sweep.search=grid sweep.metric=loss sweep.mode=min sweep.halving.factor=3 trainer.epochs=9 cluster.num_ps=1,2",
     "-m sweep.search=grid sweep.metric=loss sweep.mode=min sweep.halving.factor=2 trainer.epochs=1 cluster.num_ps=1,2",
     "-m sweep.search=grid optimizer.learning_rate=0.1,0.2",
+    "-m sweep.search=grid sweep.metric=loss sweep.mode=min sweep.halving.factor=3 trainer.epochs=9,18,27",
     "-m sweep.search=tpe,random sweep.num_trials=2,3 sweep.metric=loss sweep.mode=min seed=1,2",
     "-m sweep.search=random sweep.num_trials=2 sweep.metric=loss sweep.mode=min optimizer.learning_rate=interval(1,inf)"
     " trainer.epochs=range(5,1) seed=1,2 cluster.num_ps=1,2 cluster.num_ps=3,4",
