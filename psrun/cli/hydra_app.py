@@ -227,7 +227,7 @@ def _job(own: DictConfig, subdir: str | None, started_s: float) -> ExitCode:
             write_hydra(folder / subdir, own, subdir)
         except OSError as error:
             raise cannot_be_made(folder, error) from error
-    if plain.get("resume") and plain["mode"] == "train":
+    if plain.get("resume") and plain["mode"] == "train" and not _is_in_use(folder):
         RunFolder(folder).pause_after(None)  # whoever resumes a job of a search wants the rest of its epochs
     overrides = [override for override in settings.overrides.task if key_of(override) != "resume"]
     # Keep a folder that the user named, whatever it holds.
@@ -244,6 +244,14 @@ def write_hydra(folder: Path, own: DictConfig, subdir: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, config in (("config", own), ("hydra", hydra), ("overrides", hydra.hydra.overrides.task)):
         files.write_atomic(folder / f"{name}.yaml", OmegaConf.to_yaml(config))
+
+
+def _is_in_use(folder: Path) -> bool:
+    """Whether a process runs the run in `folder`, as far as can be seen."""
+    try:
+        return files.is_locked(folder)
+    except OSError:  # a file system without locks
+        return False
 
 
 def _told_where(error: PsrunError, started_in: str | None, given: list[str]) -> PsrunError:
