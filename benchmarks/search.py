@@ -36,7 +36,8 @@ COMMON = ("cluster=none", "sweep.metric=val_loss", "sweep.mode=min", f"trainer.e
 TASKS = {
     "embedding": (  # 27 configurations
         "model=embedding", "data=criteo", "trainer.steps_per_epoch=150",
-        "optimizer=sparse_adagrad,lazy_adam,sparse_sgd", "optimizer.learning_rate=0.003,0.03,0.3", "model.embedding_dim=4,20,80",
+        "optimizer=sparse_adagrad,lazy_adam,sparse_sgd", "optimizer.learning_rate=0.003,0.03,0.3",
+        "model.embedding_dim=4,20,80",
     ),
     "dlrm": (  # 16
         "model=dlrm", "trainer.steps_per_epoch=150", "optimizer=lazy_adam,rowwise_adagrad",
