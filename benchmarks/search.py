@@ -1,6 +1,6 @@
 """Successive halving beside the full sweep: winner, steps and wall time; and Optuna's pruner on the same runs.
 
-    python benchmarks/search.py [--task embedding|dlrm ...] [--repetitions N] [--json FILE]
+    python benchmarks/search.py [--task embedding|dlrm ...] [--repetitions N] [--steps-per-epoch N] [--json FILE]
 
 A repetition has its own seed. It runs all configurations to the end, and searches among them with halving, one after
 the other, in turns of who goes first. Both train on rows in Criteo's layout. Optuna's SuccessiveHalvingPruner gets the
@@ -35,12 +35,12 @@ COMMON = ("cluster=none", "sweep.metric=val_loss", "sweep.mode=min", f"trainer.e
           "trainer.steps_per_execution=20")  # fmt: skip
 TASKS = {
     "embedding": (  # 27 configurations
-        "model=embedding", "data=criteo", "trainer.steps_per_epoch=150",
+        "model=embedding", "data=criteo",
         "optimizer=sparse_adagrad,lazy_adam,sparse_sgd", "optimizer.learning_rate=0.003,0.03,0.3",
         "model.embedding_dim=4,20,80",
     ),
     "dlrm": (  # 16
-        "model=dlrm", "trainer.steps_per_epoch=150", "optimizer=lazy_adam,rowwise_adagrad",
+        "model=dlrm", "optimizer=lazy_adam,rowwise_adagrad",
         "optimizer.learning_rate=0.001,0.01,0.03,0.1", "model.embedding_dim=8,32",
     ),
 }  # fmt: skip
@@ -172,6 +172,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--task", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--steps-per-epoch", type=int, default=150)
     parser.add_argument("--max-parallel", type=int, default=2)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -184,7 +185,8 @@ def main() -> None:
         command = [sys.executable, "-m", "psrun", "data", "synthesize", str(folder / "clicks"), *size]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         files = [f"data.path='{folder}/clicks/train-*'", f"data.eval_path={folder}/clicks/eval.tsv"]
-        common = [*DATA, *files, f"sweep.max_parallel={options.max_parallel}"]
+        sizes = [f"trainer.steps_per_epoch={options.steps_per_epoch}", f"sweep.max_parallel={options.max_parallel}"]
+        common = [*DATA, *files, *sizes]
         for task in options.task:
             repetitions = []
             for seed in range(1, options.repetitions + 1):
