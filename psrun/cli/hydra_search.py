@@ -18,7 +18,7 @@ from psrun.launch.sweeps import proposals, search
 from psrun.launch.sweeps.proposals import OptunaProposals, Parameter
 from psrun.launch.sweeps.runner import SweepRunner
 from psrun.launch.sweeps.search import Part, Search
-from psrun.results.run_folder import PAUSED, PRUNED, RunFolder
+from psrun.results.run_folder import PRUNED, SEARCH_STATES, RunFolder
 from psrun.results.sweep import END, Job
 
 _REPLICATES = "seed"
@@ -272,7 +272,7 @@ class SearchLoop:
             return [*values, None]
         pause = result.get("search") or {}
         # The process was killed before it recorded the value, or there is none: it is undefined.
-        is_new = pause.get("state") in (PAUSED, PRUNED) and pause.get("epoch") == self._rungs[len(values)]
+        is_new = pause.get("state") in SEARCH_STATES and pause.get("epoch") == self._rungs[len(values)]
         return [*values, value] if is_new else values
 
     def _has_gone_on(self, job: Job) -> bool:

@@ -293,7 +293,7 @@ def _replaced(node: Any, places: Sequence[str], into: Path) -> Any:
 
 
 def _run(into: Path) -> int:
-    """Runs the prepared run in a process of its own, which ends with this one; returns its exit code."""
+    """Runs the prepared run in a new process, which ends with this one; returns its exit code."""
     environment = {**os.environ, process.SWEEP_PID: str(os.getpid())}
     environment.pop(process.SUPERVISOR_PID, None)
     child = subprocess.Popen(process.task_command(into), env=environment)

@@ -20,7 +20,7 @@ from psrun.results import provenance
 from psrun.results.provenance import WorkTree
 from psrun.results.reading import mapping, number
 from psrun.results.report import rows, runs
-from psrun.results.sweep import DEFAULT_METRICS
+from psrun.results.sweep import default_metric
 
 LEAST_RUNS = 3
 _ABSENT = "-"
@@ -351,7 +351,7 @@ def _spread_of(chosen: Sequence[runs.Run], sample: str) -> Spread:
 
 def judged_metric(named: str | None, known: Mapping[str, float]) -> str | None:
     """The metric that decides: that of the sweep if the runs have it, else val_loss or loss."""
-    return next((name for name in (named, *DEFAULT_METRICS) if name in known), None)
+    return named if named in known else default_metric(known)
 
 
 def _table(title: str, *headings: str) -> Table:

@@ -23,7 +23,7 @@ from psrun import files, process
 from psrun.errors import ConfigError, Problem, PsrunError, SweepError
 from psrun.results import reading, run_state
 from psrun.results.events import Progress
-from psrun.results.run_folder import OVER, PAUSED, PRUNED, RESULT, RunFolder
+from psrun.results.run_folder import OVER, PAUSED, RESULT, SEARCH_STATES, RunFolder
 
 RECORD = run_state.SWEEP
 DEFAULT_METRICS = ("val_loss", "loss")  # that rank the jobs if none is named
@@ -33,7 +33,8 @@ BETWEEN_JOBS_S = 15.0  # without sweep.json, another job may start within this t
 _HOLD_WITHIN_S = 1.0
 _LOWER_IS_BETTER = ("loss", "error", "crossentropy", "mae", "mse", "mape", "msle", "_s")
 _RECORDED = ("number", "overrides", "folder", "status", "metric", "wall_s", "exit_code", "error", "rungs")
-_ENDED = (*OVER, PAUSED, PRUNED, "gone", run_state.UNKNOWN)
+_RECORDED_ENDS = (*OVER, *SEARCH_STATES)
+_ENDED = (*_RECORDED_ENDS, "gone", run_state.UNKNOWN)
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ class SweepState:
         """
         name = self.metric or ""
         ranked = [job for job in self.jobs if name in job.metrics and job.status not in ("failed", "gone")]
-        whole = [job for job in ranked if job.status not in (PAUSED, PRUNED)]
+        whole = [job for job in ranked if job.status not in SEARCH_STATES]
         ranked = whole or ranked
         best = max if self.mode == "max" else min
         return best(ranked, key=lambda job: job.metrics[name], default=None)
@@ -249,7 +250,7 @@ class Sweep:
                     continue
                 metric = self.measured(job.metrics) if job.status == "completed" else None
                 now = replace(job, metric=metric, rungs=self.jobs[job.number].rungs)
-                if job.status not in (*OVER, PAUSED, PRUNED):  # the run may still change them
+                if job.status not in _RECORDED_ENDS:  # the run may still change them
                     now = replace(now, wall_s=None, exit_code=None, error=None)
                 self.jobs[job.number] = now
                 changed.append(job)
@@ -425,7 +426,7 @@ class SweepReader:
         """The state of a job, which is `job` before it starts."""
         stamp_s = reading.changed_s(path / RESULT)
         known_s, previous = self._known.get(path, (0.0, job))
-        if known_s == stamp_s and previous.status in (*OVER, PAUSED, PRUNED) and self._counts(previous.status, stamp_s):
+        if known_s == stamp_s and previous.status in _RECORDED_ENDS and self._counts(previous.status, stamp_s):
             return previous
         is_planned = job.number is not None
         may_start = is_planned or time.time() - reading.changed_s(path) < BETWEEN_JOBS_S
@@ -443,7 +444,7 @@ class SweepReader:
 
     def _counts(self, status: str, stamp_s: float) -> bool:
         """Whether the sweep keeps this result: it repeats what did not complete before its start or last resume."""
-        if self._sweep is None or status in (*_final(self._sweep.search), PAUSED, PRUNED):
+        if self._sweep is None or status in (*_final(self._sweep.search), *SEARCH_STATES):
             return True
         return stamp_s >= self._sweep.started_s
 

@@ -33,6 +33,7 @@ from psrun.tf_internals import (
     messages,
     modules,
     optimizers,
+    profiler,
     tracing,
 )
 from psrun.tf_internals.closure_queue import ClosureQueue
@@ -542,3 +543,8 @@ def test_autograph_converts_functions_of_users_and_none_of_psrun():
     assert int(total(tf.constant(4, tf.int64))) == 2 + (0 + 1 + 1 + 3)
     assert int(tracing.unconverted(of_psrun)(tf.constant(4, tf.int64))[1]) == 2
     assert tracing.converted(halved) is halved  # outside of a traced function
+
+
+def test_a_profile_is_that_of_the_public_api():
+    assert profiler.profiler_v2.start is tf.profiler.experimental.start
+    assert profiler.profiler_v2.stop is tf.profiler.experimental.stop

@@ -17,7 +17,6 @@ from typing import Any
 from psrun.errors import ConfigError, Problem
 
 JOURNAL = "search.journal"
-METHODS = ("tpe", "random", "grid", "cmaes")
 ADAPTIVE = ("tpe", "cmaes")  # whose proposals follow from results
 _STUDY = "search"
 _CONFIGURATION = "configuration"  # the attribute of a trial with the number of its configuration
@@ -113,7 +112,7 @@ def num_combinations(space: Sequence[Parameter]) -> float:
 class OptunaProposals:
     """Configurations of a study in the folder of the sweep.
 
-    Optuna counts a trial that was asked for and never told as a bad one, for ever: one whose jobs are gone is told to
+    Optuna counts a trial that was asked for and never told as a bad one: one whose jobs are gone is told to
     have failed (`keep`).
 
     Args:

@@ -23,7 +23,7 @@ from psrun.errors import ConfigError, ExitCode, Interrupted, Problem, SweepError
 from psrun.launch.child_processes import ForkServer, start_alone
 from psrun.launch.sweeps import jobs
 from psrun.results import recorded_config
-from psrun.results.run_folder import PAUSED, PRUNED, RESULT, RunFolder, write_config
+from psrun.results.run_folder import PRUNED, RESULT, SEARCH_STATES, RunFolder, write_config
 from psrun.results.sweep import END, KILL, RECORD, Job, Sweep, cannot_be_written, distinguishing
 from psrun.results.watch.sweep import SweepMonitor
 
@@ -349,7 +349,7 @@ class SweepRunner:
     def _require_metric(self, *, is_over: bool) -> None:
         """Raises ConfigError if jobs were measured, but none by the metric of the sweep."""
         sweep = self.sweep
-        measured = [job for job in sweep.jobs.values() if job.status in ("completed", PAUSED, PRUNED)]
+        measured = [job for job in sweep.jobs.values() if job.status in ("completed", *SEARCH_STATES)]
         if sweep.metric is None or not measured:
             return
         there: dict[str, Any] = {}

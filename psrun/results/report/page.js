@@ -71,7 +71,7 @@ function choices() {
   const names = unique(DATA.runs.flatMap((run) => Object.keys(run.curves)).map((name) => name.replace(/^val_/, "")));
   byId("metric").replaceChildren(...names.map((value) => el("option", { value }, value)));
   const ranked = DATA.ranking.metric?.replace(/^val_/, "");
-  // The loss has a chart of its own.
+  // The loss has its own chart.
   state.metric = [ranked, ...names].find((name) => names.includes(name) && name !== "loss") ?? "loss";
   byId("metric").value = state.metric;
   byId("metric").onchange = (event) => {

@@ -43,7 +43,7 @@ def render(
       runs: in the order of the list.
       axes: the keys in which runs differ, for the filters.
       named: the folders of the report.
-      compared: the runs against a baseline, for a card of its own.
+      compared: the runs against a baseline, for their own card.
 
     Raises:
       PsrunError: the package with the plotting library is not installed.

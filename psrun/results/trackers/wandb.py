@@ -112,7 +112,7 @@ class WandBSink(Sink):
 
 
 def _within(seconds: float, work: Callable[[], None]) -> None:
-    """Does the work in a thread of its own. Raises its error, or TimeoutError."""
+    """Does the work in a separate thread. Raises its error, or TimeoutError."""
     errors: list[BaseException] = []
 
     def run() -> None:
