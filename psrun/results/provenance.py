@@ -102,6 +102,7 @@ def _git(folder: Path, arguments: list[str], within_s: float, most_bytes: int) -
             process.kill()
 
         timer = threading.Timer(within_s, give_up)
+        timer.daemon = True  # a process that ends does not wait for git
         timer.start()
         with process:
             assert process.stdout is not None
@@ -110,6 +111,7 @@ def _git(folder: Path, arguments: list[str], within_s: float, most_bytes: int) -
             if is_cut:
                 process.kill()
         timer.cancel()
+        timer.join()
         if late.is_set():
             return _Output(problem=f"{arguments[0]} took more than {within_s:g} s")
         if process.returncode and not is_cut:

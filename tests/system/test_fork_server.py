@@ -40,6 +40,9 @@ class Source:
 
 CONTENT = {content!r}
 folder = Path(sys.argv[1])
+for thread in threading.enumerate():
+    if thread.name == "git":  # it ends by itself, earlier or later
+        thread.join(30)
 limits = [name for name in dir(resource) if name.startswith("RLIMIT_")]
 state = {{
     "argv": sys.argv[1:],
