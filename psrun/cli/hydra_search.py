@@ -18,7 +18,7 @@ from psrun.launch.sweeps import proposals, search
 from psrun.launch.sweeps.proposals import OptunaProposals, Parameter
 from psrun.launch.sweeps.runner import SweepRunner
 from psrun.launch.sweeps.search import Part, Search
-from psrun.results.run_folder import PRUNED, SEARCH_STATES, RunFolder
+from psrun.results.run_folder import SEARCH_STATES, RunFolder
 from psrun.results.sweep import END, Job
 
 _REPLICATES = "seed"
@@ -73,10 +73,22 @@ class Space:
         own = self.replicates[replicate]
         return [*self.fixed, *configuration, *([] if own is None else [own])]
 
+    def explained(self, problem: Problem) -> Problem:
+        """The problem of an example, with what to write for a range that is not meant to have fractions."""
+        integers = "must be an integer" in problem.message
+        for each in self.parameters:
+            if integers and each.key == problem.key and each.listed is None:
+                range_ = f"interval({each.low:g},{each.high:g})"
+                tagged = f"tag(log,int({range_}))" if each.is_log else f"int({range_})"
+                return Problem(
+                    problem.key, f"must be an integer, but {range_} has fractions; write {each.key}={tagged}"
+                )
+        return problem
+
     def examples(self, most: int = 20) -> Iterator[list[str]]:
-        """The arguments of some jobs, with those of the sweep: each listed value is in one of them, up to `most`."""
-        first = {each.key: each.first for each in self.parameters}
-        others = [(each.key, value) for each in self.parameters for value in (each.values or ())[1:]]
+        """The arguments of some jobs, with those of the sweep: each sample is in one of them, up to `most`."""
+        first = {each.key: each.samples[0] for each in self.parameters}
+        others = [(each.key, value) for each in self.parameters for value in each.samples[1:]]
         for changed in [{}, *({key: value} for key, value in others[: most - 1])]:
             configuration = [f"{key}={value}" for key, value in {**first, **changed}.items()]
             yield [*self.of_sweep, *self.job(configuration, 0)]
@@ -197,10 +209,7 @@ class SearchLoop:
         """Records that what is paused does not go on, and prints the best configuration."""
         sweep = self._running.sweep
         self._proposals.prune(self._search.paused)
-        for job in sweep.jobs.values():  # also those whose configuration has failed with another seed
-            run = RunFolder(sweep.folder(job))
-            if run.is_paused:
-                run.record("search", **{**run.stored()["search"], "state": PRUNED})
+        sweep.prune()  # also jobs whose configuration has failed with another seed
         means = self._search.means()
         if not means:
             return

@@ -252,7 +252,7 @@ class SweepLauncher(Launcher):
         is_grid = keys.search == "grid"  # all of its jobs are checked before the first one starts
         examples = [*space.examples(most=1)] if is_grid else [*space.examples()]
         for example in examples:
-            problems += self._mistakes_of(example)
+            problems += map(space.explained, self._mistakes_of(example))
         if self._inner is not None and keys.max_parallel == "auto":
             message = "is auto, which counts the cores of this machine; with a launcher of Hydra, set it to a number"
             problems.append(Problem("sweep.max_parallel", message))

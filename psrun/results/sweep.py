@@ -23,10 +23,11 @@ from psrun import files, process
 from psrun.errors import ConfigError, Problem, PsrunError, SweepError
 from psrun.results import reading, run_state
 from psrun.results.events import Progress
-from psrun.results.run_folder import OVER, PAUSED, RESULT, SEARCH_STATES, RunFolder
+from psrun.results.run_folder import OVER, PAUSED, PRUNED, RESULT, SEARCH_STATES, RunFolder
 
 RECORD = run_state.SWEEP
 DEFAULT_METRICS = ("val_loss", "loss")  # that rank the jobs if none is named
+SEARCH_JOURNAL = "search.journal"  # what a search has proposed
 LOG = "console"  # the console output of a job
 END, KILL = "end", "kill"
 BETWEEN_JOBS_S = 15.0  # without sweep.json, another job may start within this time
@@ -280,6 +281,17 @@ class Sweep:
             self.jobs[number] = replace(job, rungs={**job.rungs, str(epoch): value})
         self.write()
 
+    def prune(self) -> None:
+        """Records that no paused job goes on, in its folder if there still is one. Raises SweepError."""
+        with self._lock:
+            for number, job in self.jobs.items():
+                run = RunFolder(self.folder(job))
+                if run.is_paused:
+                    run.record("search", **{**run.stored()["search"], "state": PRUNED})
+                elif job.status == PAUSED and not run.path.exists():
+                    self.jobs[number] = replace(job, status=PRUNED, doing=PRUNED)
+        self.write()
+
     def folder(self, job: Job) -> Path:
         return self.path / job.folder
 
@@ -297,7 +309,7 @@ class Sweep:
     def discard(self) -> None:
         """Removes the record of a sweep of which nothing has run."""
         shutil.rmtree(self._shared, ignore_errors=True)
-        for name in (RECORD, "multirun.yaml"):
+        for name in (RECORD, "multirun.yaml", SEARCH_JOURNAL):
             (self.path / name).unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # other files do not belong to the sweep
             self.path.rmdir()
@@ -425,6 +437,9 @@ class SweepReader:
     def _job(self, path: Path, job: Job) -> Job:
         """The state of a job, which is `job` before it starts."""
         stamp_s = reading.changed_s(path / RESULT)
+        recorded = self._sweep.jobs.get(job.number) if self._sweep and job.number is not None else None
+        if recorded and recorded.status in SEARCH_STATES and not path.exists():  # it was removed: nothing runs it again
+            return recorded
         known_s, previous = self._known.get(path, (0.0, job))
         if known_s == stamp_s and previous.status in _RECORDED_ENDS and self._counts(previous.status, stamp_s):
             return previous

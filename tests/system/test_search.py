@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -151,10 +152,13 @@ def test_more_trials_of_a_search_with_halving_are_compared_at_the_same_epochs(st
     space = ["trainer.epochs=9", "optimizer.learning_rate=interval(0.1,1)"]
     sweep = start("sweep.search=random", *OBJECTIVE, *HALVING, *space, "sweep.num_trials=3")
     assert sweep.end() == 0, sweep.output
+    worst = max(_jobs(sweep), key=lambda job: job["rungs"]["3"])
+    shutil.rmtree(sweep.folder / worst["folder"])
     more = start(f"resume={sweep.folder}", "sweep.num_trials=9")  # new searches of nine would also pause after epoch 1
     assert more.end() == 0, more.output
     assert {epoch for each in trained(more).values() for epoch in each} == {3, 9}
     assert [job["status"] for job in _jobs(more)].count("completed") == 3
+    assert _jobs(more)[worst["number"]] == worst
     record = more.record
     refused = start(f"resume={sweep.folder}", "sweep.num_trials=null")
     assert refused.end() == 2

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from psrun.errors import ConfigError, Problem
+from psrun.results.sweep import SEARCH_JOURNAL
 
-JOURNAL = "search.journal"
 ADAPTIVE = ("tpe", "cmaes")  # whose proposals follow from results
 _STUDY = "search"
 _CONFIGURATION = "configuration"  # the attribute of a trial with the number of its configuration
@@ -42,11 +42,14 @@ class Parameter:
     is_log: bool = False
 
     @property
-    def first(self) -> str:
-        """One of its values, as it stands after KEY=."""
+    def samples(self) -> Sequence[str]:
+        """Values that show whether the key takes them, as they stand after KEY=: all that are listed, else three."""
         if self.values is not None:
-            return self.values[0]
-        return str(self.low) if self.is_integer else f"{self.low:.6g}"
+            return self.values
+        if self.listed is not None:
+            return [_shown(value) for value in (self.listed[0], self.listed[-1])]
+        # Not the ends: a learning rate of interval(0,0.1) is never 0. A whole number would hide that others are not.
+        return [_shown(self.low + share * (self.high - self.low)) for share in (0.001, 1 / math.pi, 0.999)]
 
     @property
     def listed(self) -> Sequence[Any] | None:
@@ -55,6 +58,8 @@ class Parameter:
             return self.values
         if self.is_integer:
             return range(int(self.low), int(self.high) + 1, int(self.step or 1))
+        if self.step is not None:
+            return [self.low + place * self.step for place in range(round((self.high - self.low) / self.step) + 1)]
         return None
 
     def distribution(self, optuna: Any) -> Any:
@@ -126,9 +131,9 @@ class OptunaProposals:
         self._optuna = _optuna()
         self._space = {each.key: each for each in space}
         self._distributions = {each.key: each.distribution(self._optuna) for each in space}
-        journal = folder / JOURNAL
+        journal = folder / SEARCH_JOURNAL
         # Only the process that holds the folder opens the journal. A lock that a killed one left takes 30 s to expire.
-        journal.with_name(f"{JOURNAL}.lock").unlink(missing_ok=True)
+        journal.with_name(f"{SEARCH_JOURNAL}.lock").unlink(missing_ok=True)
         _cut_after_last_line(journal)
         backend = self._optuna.storages.journal.JournalFileBackend(str(journal))
         storage = self._optuna.storages.JournalStorage(backend)
@@ -158,15 +163,11 @@ class OptunaProposals:
     def ask(self) -> int | None:
         if self._listed is not None and len(self._known) >= len(self._listed):
             return None
-        if self._in_order:
-            self._enqueue(self._untried()[0])
-        trial = self._study.ask(self._distributions)
+        trial = self._trial_of(self._untried()[0]) if self._in_order else self._study.ask(self._distributions)
         if self._is_known(trial.params):
             self._study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
-            untried = self._untried()
-            self._enqueue(untried[0] if self._in_order else self._random.choice(untried))
-            trial = self._study.ask(self._distributions)
-        number = len(self._known)
+            trial = self._trial_of(self._random.choice(self._untried()))
+        number = next(each for each in itertools.count() if each not in self._known)  # jobs may have been removed
         trial.set_user_attr(_CONFIGURATION, number)
         self._asked[number] = trial
         self._numbers[number] = trial.number
@@ -212,15 +213,22 @@ class OptunaProposals:
         self._known = {number: params for number, params in self._known.items() if number in numbers}
 
     def _is_known(self, params: Mapping[str, Any]) -> bool:
-        return self._listed is not None and params in self._known.values()
+        return self._listed is not None and _arguments(params) in map(_arguments, self._known.values())
 
     def _untried(self) -> list[tuple[Any, ...]]:
         """The combinations that were not proposed yet, of a space whose combinations are known."""
-        tried = {tuple(params[key] for key in self._space) for params in self._known.values()}
-        return [each for each in self._listed or [] if each not in tried]
+        tried = {tuple(_shown(params[key]) for key in self._space) for params in self._known.values()}
+        return [each for each in self._listed or [] if tuple(map(_shown, each)) not in tried]
 
-    def _enqueue(self, combination: Sequence[Any]) -> None:
-        self._study.enqueue_trial(dict(zip(self._space, combination)))
+    def _trial_of(self, combination: Sequence[Any]) -> Any:
+        """A trial of one combination. Those that a killed process has enqueued come before it, and fail."""
+        params = dict(zip(self._space, combination))
+        self._study.enqueue_trial(params)
+        while True:
+            trial = self._study.ask(self._distributions)
+            if _arguments(trial.params) == _arguments(params):
+                return trial
+            self._study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
 
     def _sampler(self, method: str, seed: int) -> Any:
         samplers = self._optuna.samplers
@@ -233,8 +241,12 @@ class OptunaProposals:
 
 
 def _arguments(params: Mapping[str, Any]) -> list[str]:
+    return [f"{key}={_shown(value)}" for key, value in params.items()]
+
+
+def _shown(value: Any) -> str:
     """Six digits tell a configuration, and the tables that list it stay readable."""
-    return [f"{key}={value:.6g}" if isinstance(value, float) else f"{key}={value}" for key, value in params.items()]
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _cut_after_last_line(file: Path) -> None:

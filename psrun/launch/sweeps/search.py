@@ -170,11 +170,6 @@ class Search:
             self._proposals.report(part.configuration, part.rung, mean)
 
     @property
-    def is_idle(self) -> bool:
-        """Whether nothing runs."""
-        return not self._running
-
-    @property
     def paused(self) -> list[int]:
         """The configurations that wait at a rung which is not the last."""
         return [

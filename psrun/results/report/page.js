@@ -159,6 +159,8 @@ function line(same) {
   const axis = (name) => { cells[name] = pick((run) => (name === "seed" && same.length > 1 ? run.axes[name] : value(run.axes[name]))); };
   for (const name of NAMED) if (DISTINGUISHING.includes(name) || name === "seed") axis(name);
   cells.status = pick((run) => run.status);
+  cells.name = pick((run) => run.called);
+  cells.marks = pick((run) => run.labels);
   for (const name of DATA.metrics) cells[name] = pick((run) => run.metrics[name]);
   for (const name of ["steps", "steps_per_s", "examples_per_s", "wall_s", "recoveries"]) cells[name] = pick((run) => run[name]);
   for (const name of NAMED) if (!(name in cells)) axis(name);
@@ -185,8 +187,14 @@ function table(runs) {
     return el("td", { className: style }, cells[name][1]);
   })));
   byId("runs").replaceChildren(el("table", {}, el("thead", {}, el("tr", {}, ...heads)), el("tbody", {}, ...body)));
-  const messages = grouped(runs.flatMap((run) => [run.error, run.problem].filter(Boolean).map((text) => ({ name: run.name, text }))), (each) => each.text);
-  byId("errors").replaceChildren(...[...messages].map(([text, those]) => el("p", {}, el("b", { className: "failed" }, few(those.map((each) => each.name))), ": ", text)));
+  byId("errors").replaceChildren(...remarks(runs, (run) => [run.error, run.problem].filter(Boolean), "failed"));
+  byId("notes").replaceChildren(...remarks(runs, (run) => run.notes, ""));
+}
+
+/** Lines such as '3, 4: the loss became nan', one for each text. */
+function remarks(runs, texts, className) {
+  const each = runs.flatMap((run) => texts(run).map((text) => ({ name: run.name, text })));
+  return [...grouped(each, (one) => one.text)].map(([text, those]) => el("p", {}, el("b", { className }, few(those.map((one) => one.name))), ": ", text));
 }
 
 function diffs(runs) {

@@ -42,6 +42,16 @@ def test_the_same_seed_proposes_the_same_within_the_ranges(tmp_path, method):
     assert proposals(other, method, WORDS, RATE, SIZE, seed=2).ask() == 0
 
 
+@pytest.mark.parametrize("method", ["tpe", "random"])
+def test_no_float_of_a_range_with_steps_is_proposed_twice(tmp_path, method):
+    study = proposals(tmp_path, method, Parameter("rate", low=0.1, high=0.5, step=0.1))
+    seen = []
+    while (number := study.ask()) is not None:
+        seen += study.overrides(number)
+        study.tell(number, 1.0)
+    assert sorted(seen) == ["rate=0.1", "rate=0.2", "rate=0.3", "rate=0.4", "rate=0.5"]
+
+
 @pytest.mark.parametrize("method", ["tpe", "random", "grid"])
 def test_no_combination_is_proposed_twice(tmp_path, method):
     study = proposals(tmp_path, method, WORDS, SIZE)
@@ -80,8 +90,11 @@ def test_a_trial_whose_job_is_gone_has_failed_and_its_number_is_used_again(tmp_p
 def test_a_grid_keeps_its_order_after_a_process_that_ended_while_it_asked(tmp_path):
     study = proposals(tmp_path, "grid", WORDS, SIZE, seed=2)
     study.ask()
-    study._enqueue(study._untried()[0])  # and was killed before it asked for this trial
+    study._study.enqueue_trial({"model": "cnn", "batch": 64})  # and was killed before it asked for this trial
     study = proposals(tmp_path, "grid", WORDS, SIZE, seed=2)
     study.keep({0})
     rest = [study.overrides(study.ask()) for _ in range(7)]
     assert rest == study.all_overrides()[1:]
+    study.keep({5})  # the others were removed
+    assert [study.ask() for _ in range(7)] == [0, 1, 2, 3, 4, 6, 7]
+    assert [study.overrides(number) for number in study.numbers] == study.all_overrides()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from psrun.cli.hydra_search import Space
 from psrun.config import overrides
+from psrun.errors import Problem
 from psrun.launch.sweeps.proposals import num_combinations, problems
 
 
@@ -30,7 +31,7 @@ def test_a_range_is_sampled_as_optuna_can_or_is_a_list():
     (listed,) = space("a=tag(log,range(1.0,4.0))").parameters  # Optuna has no logarithmic range of floats with steps
     assert listed.values == ("1.0", "2.0", "3.0")
     (integers,) = space("a=int(interval(1000000,2000000000))").parameters
-    assert integers.first == "1000000"  # not 1e+06, which is no integer
+    assert integers.samples == ["1000000", "2000000000"]  # not 1e+06, which is no integer
     assert num_combinations([integers]) == 1_999_000_001
 
 
@@ -59,12 +60,24 @@ def test_a_key_of_the_sweep_has_one_value():
 
 
 def test_the_examples_that_are_checked_have_each_value_once():
-    given = space("sweep.num_trials=2", "model=cnn,dense", "a=interval(0.5,1)", "b=1,2,3", "seed=4,5")
+    given = space("sweep.num_trials=2", "model=cnn,dense", "a=interval(0,1)", "b=1,2,3", "seed=4,5")
     rest = "sweep.num_trials=2", "seed=4"
     assert [{*each} - {*rest} for each in given.examples()] == [
-        {"model=cnn", "a=0.5", "b=1"},
-        {"model=dense", "a=0.5", "b=1"},
-        {"model=cnn", "a=0.5", "b=2"},
-        {"model=cnn", "a=0.5", "b=3"},
+        {"model=cnn", "a=0.001", "b=1"},
+        {"model=dense", "a=0.001", "b=1"},
+        {"model=cnn", "a=0.31831", "b=1"},
+        {"model=cnn", "a=0.999", "b=1"},
+        {"model=cnn", "a=0.001", "b=2"},
+        {"model=cnn", "a=0.001", "b=3"},
     ]
     assert len([*space(f"b={','.join(map(str, range(1000)))}").examples()]) == 20
+
+
+def test_a_range_of_fractions_for_an_integer_is_explained():
+    given = space("a=interval(4,9)", "b=tag(log,interval(1,9))", "c=1,2")
+    problems = [Problem(key, "is 6.5, must be an integer") for key in "abc"]
+    assert [given.explained(each).message for each in problems] == [
+        "must be an integer, but interval(4,9) has fractions; write a=int(interval(4,9))",
+        "must be an integer, but interval(1,9) has fractions; write b=tag(log,int(interval(1,9)))",
+        "is 6.5, must be an integer",
+    ]
