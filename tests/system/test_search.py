@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from stood_in_jobs import Sweep, sweeps
 from test_multirun import JOBLIB, SUBMITIT, needs_joblib, needs_submitit
+
+from psrun import files
 
 optuna = pytest.importorskip("optuna", minversion="5", reason="the extra psrun[optuna] is missing")
 pytestmark = [pytest.mark.thorough, pytest.mark.command]
@@ -83,6 +87,23 @@ def test_a_search_that_ended_in_the_middle_goes_on(start, signum):
     assert trained(again) == {**{rate: [1] for rate in RATES}, 0.1: [1, 3, 9], 0.03: [1, 3], 0.01: [1, 3]}
     running = [trial for trial in trials(sweep.folder) if trial.state.name == "RUNNING"]
     assert running == []
+
+
+def test_a_job_that_a_person_has_resumed_is_waited_for(start):
+    sweep = start(*GRID, *HALVING, "sweep.max_parallel=1")
+    best = sweep.folder / "4"
+    sweep.wait(lambda: any(job["number"] == 4 and job["status"] == "paused" for job in _jobs(sweep)), "paused job")
+    lock = files.lock(best)
+    assert lock is not None
+    try:
+        # With these values, it is sure to be among the best three, and goes on.
+        sweep.wait(lambda: [job["status"] for job in _jobs(sweep)].count("paused") == 7, "seven paused jobs")
+        time.sleep(1.5)
+        assert json.loads((best / "run.json").read_text())["trained"] == [1]
+    finally:
+        os.close(lock)
+    assert sweep.end() == 0, sweep.output
+    assert trained(sweep)[0.1] == [1, 3, 9]
 
 
 def _jobs(sweep: Sweep) -> list[dict[str, Any]]:
