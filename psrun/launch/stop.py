@@ -20,7 +20,8 @@ from psrun.launch.kubernetes import recorded_run
 from psrun.launch.slurm import commands as slurm
 from psrun.results import found, reading, run_state
 from psrun.results.run_folder import RESULT
-from psrun.results.sweep import RECORD, SweepReader
+from psrun.results.sweep import RECORD
+from psrun.results.sweep_state import SweepReader
 
 _SAVED_WITHIN_S = 60.0  # a run saves and ends within 25 s, its tasks within 10 s, and other hosts see it later
 _NOW_WITHIN_S = 15.0

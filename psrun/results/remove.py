@@ -25,7 +25,8 @@ from psrun.results.listing.entries import Entry, size_bytes
 from psrun.results.report.rows import LABELS
 from psrun.results.run_folder import RESULT
 from psrun.results.run_state import SWEEP, holds_run
-from psrun.results.sweep import Sweep, SweepReader
+from psrun.results.sweep import Sweep
+from psrun.results.sweep_state import SweepReader
 
 _REMOVED = ".removed-"  # of a folder that is being removed; hidden from whatever looks for runs
 _UNITS = {"min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}

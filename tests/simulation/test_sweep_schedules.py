@@ -22,7 +22,8 @@ from simulated_machine import Killed, Machine, Process
 from psrun.launch.sweeps import jobs, runner
 from psrun.launch.sweeps.runner import Proposal, SweepRunner, SweepSignal
 from psrun.results.run_folder import OVER
-from psrun.results.sweep import Sweep, SweepReader
+from psrun.results.sweep import Sweep
+from psrun.results.sweep_state import SweepReader
 from psrun.results.watch import sweep as watch
 
 KINDS = ("completes", "fails", "restarts", "killed", "never begins", "hangs", "deaf")

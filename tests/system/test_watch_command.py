@@ -29,7 +29,7 @@ from psrun.errors import ConfigError, ExitCode, PsrunError
 from psrun.results import run_state, task_files
 from psrun.results.console import ConsoleSink
 from psrun.results.journal import EventReader
-from psrun.results.sweep import SweepReader
+from psrun.results.sweep_state import SweepReader
 from psrun.results.system_usage import Usage
 from psrun.results.task_files import Heartbeat
 from psrun.results.watch import run, sweep
@@ -46,7 +46,7 @@ def quick(monkeypatch):
     for module in (run, sweep):
         monkeypatch.setattr(module, "EVERY_S", 0.02)
     monkeypatch.setattr(run, "_PATIENCE_S", 0.1)
-    monkeypatch.setattr("psrun.results.sweep.BETWEEN_JOBS_S", 0.2)
+    monkeypatch.setattr("psrun.results.sweep_state.BETWEEN_JOBS_S", 0.2)
     yield
     signal.signal(signal.SIGTERM, before)
 

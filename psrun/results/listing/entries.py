@@ -17,7 +17,8 @@ from psrun.results.report.rows import Row
 from psrun.results.report.runs import Run
 from psrun.results.run_folder import OVER, RESULT
 from psrun.results.run_state import UNKNOWN, printable
-from psrun.results.sweep import DEFAULT_METRICS, RECORD, Job, Sweep, SweepReader, SweepState, ranking_of
+from psrun.results.sweep import DEFAULT_METRICS, RECORD, Job, Sweep
+from psrun.results.sweep_state import SweepReader, SweepState, ranking_of
 
 _CHOSEN = ("sweep.metric", "early_stopping.metric", "reduce_lr.metric")  # keys that name the metric of a run
 

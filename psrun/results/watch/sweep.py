@@ -17,7 +17,8 @@ from rich.text import Text
 
 from psrun.errors import ConfigError, ExitCode, SweepError
 from psrun.results.console import numbers, warner
-from psrun.results.sweep import Job, Sweep, SweepReader, SweepState
+from psrun.results.sweep import Job, Sweep
+from psrun.results.sweep_state import SweepReader, SweepState
 from psrun.results.watch.run import EVERY_S
 
 _SHARE = 10  # at most one part in ten of the time is spent on reading

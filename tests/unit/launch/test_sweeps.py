@@ -26,7 +26,8 @@ from psrun.cli import hydra_sweeps
 from psrun.config.compose import Composer
 from psrun.errors import ConfigError, SweepError
 from psrun.launch.sweeps import jobs, runner
-from psrun.results.sweep import END, KILL, Job, Sweep, SweepReader, distinguishing
+from psrun.results.sweep import END, KILL, Job, Sweep, distinguishing
+from psrun.results.sweep_state import SweepReader
 from psrun.results.watch.sweep import SweepMonitor, overview
 
 GIB = 2**30

@@ -14,7 +14,8 @@ from psrun.config.topology import Task
 from psrun.results import summary, task_files
 from psrun.results.events import Event, Progress
 from psrun.results.journal import EventReader, Journal
-from psrun.results.sweep import Job, SweepState
+from psrun.results.sweep import Job
+from psrun.results.sweep_state import SweepState
 from psrun.results.task_files import Heartbeat
 from psrun.results.watch.sweep import SweepScreen
 

@@ -18,7 +18,7 @@ from psrun import files, process
 from psrun.errors import ConfigError
 from psrun.results import remove
 from psrun.results.remove import main
-from psrun.results.sweep import SweepReader
+from psrun.results.sweep_state import SweepReader
 
 DAY_S = 86400
 

@@ -314,7 +314,7 @@ def test_numbers_that_are_none_are_no_values(tmp_path, report, monkeypatch, numb
     assert {each["val_loss"] for each in listed(report, tmp_path / "runs")} == {None}
     pytest.importorskip("vl_convert", reason="pip install -e '.[test]'")
     report(tmp_path / "runs", "--html", tmp_path / "page.html")
-    monkeypatch.setattr("psrun.results.sweep.BETWEEN_JOBS_S", 0.0)
+    monkeypatch.setattr("psrun.results.sweep_state.BETWEEN_JOBS_S", 0.0)
     assert watching.SweepView(tmp_path / "runs", Console(file=io.StringIO()), metric=None, mode=None).follow() == 0
 
 
