@@ -18,7 +18,7 @@ from psrun import process
 from psrun.errors import ExitCode, PsrunError
 from psrun.launch.kubernetes import recorded_run
 from psrun.launch.slurm import commands as slurm
-from psrun.results import found, reading, run_state
+from psrun.results import found, reading, run_state, submitted
 from psrun.results.run_folder import RESULT
 from psrun.results.sweep import RECORD
 from psrun.results.sweep_state import SweepReader
@@ -110,6 +110,8 @@ class _Stopped:
         now = run_state.look(self.folder)
         if now.gone:
             return f"gone: {now.gone}"
+        if now.status == submitted.NOT_RUN:
+            return "its job has ended, and the run had not begun"
         if not now.ended:
             return ""
         saved = [row.get("step") for row in reading.entries(now.result.get("checkpoints")) if row.get("good")]
@@ -130,6 +132,9 @@ class _Stopped:
             recorded_run.stop(self.folder, now=now)
             return
         job = reading.mapping(self.record.get("process")).get("slurm_job")
+        if self.record.get("status") == submitted.PENDING:
+            self._cancel(str(job))
+            return
         if job is not None:
             try:
                 slurm.stop(str(job), now=now)
@@ -147,6 +152,15 @@ class _Stopped:
                 with contextlib.suppress(psutil.TimeoutExpired):
                     running.wait(_HANDLED_WITHIN_S)  # two of the same kind may arrive as one
                 running.send_signal(signal.SIGINT)
+
+    def _cancel(self, job: str) -> None:
+        """Cancels a job that waits, or that has ended before the run began. Raises PsrunError if that is impossible."""
+        slurm.cancel_waiting(job)
+        state = slurm.look(job)
+        if state.is_alive and not state.waits:
+            raise PsrunError(f"job {job} has just begun; once psrun list shows the run, psrun stop ends it")
+        if not state.is_alive:
+            submitted.record(self.folder, slurm_job=job, status=submitted.NOT_RUN)
 
     def await_end(self, deadline_s: float, *, kill: bool) -> str:
         """How it has ended, in words; empty if it has not until the deadline, as of `time.monotonic`.

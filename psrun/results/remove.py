@@ -19,7 +19,7 @@ from rich.filesize import decimal
 
 from psrun import files
 from psrun.errors import ConfigError, ExitCode, PsrunError
-from psrun.results import found, reading, recorded_config, run_state
+from psrun.results import found, reading, recorded_config, run_state, submitted
 from psrun.results.listing import index
 from psrun.results.listing.entries import Entry, size_bytes
 from psrun.results.report.rows import LABELS
@@ -166,6 +166,8 @@ def _in_use(folder: Path) -> str:
         running = state.status == "running" or any(job.status in ("running", "starting") for job in state.jobs)
         return "is running; psrun stop ends it" if running or _is_locked(folder) else ""
     state_of_run = run_state.look(folder)
+    if state_of_run.status == submitted.PENDING:
+        return "waits for its Slurm job; psrun stop cancels it"
     running = state_of_run.status == "running" and not state_of_run.gone
     return "is running; psrun stop ends it" if running or _is_locked(folder) else ""
 

@@ -17,7 +17,7 @@ import psutil
 from psrun import process
 from psrun.config.topology import CHIEF, Task
 from psrun.errors import ConfigError
-from psrun.results import reading, summary, task_files
+from psrun.results import reading, submitted, summary, task_files
 from psrun.results.events import Event, Progress
 from psrun.results.journal import METRICS, EventReader, event_of
 from psrun.results.run_folder import CONFIG, OVER, RESULT
@@ -49,7 +49,7 @@ def below(folder: Path, levels: int = LEVELS) -> Iterator[Path]:
 
 def holds_run(names: Set[str]) -> bool:
     """Whether a folder with entries of these names is a run folder."""
-    return RESULT in names or METRICS in names or {CONFIG, ".hydra"} <= names
+    return not names.isdisjoint((RESULT, METRICS, submitted.FILE)) or {CONFIG, ".hydra"} <= names
 
 
 def existing(folder: Path) -> Path:
@@ -77,7 +77,8 @@ class RunState:
 
     Attributes:
       path: the run folder.
-      result: run.json; if it cannot be read, the result of folding the events of metrics.jsonl.
+      result: run.json; if it cannot be read, the result of folding the events of metrics.jsonl; without any, what is
+        known of the submitted job.
       problem: why run.json cannot be read, in one line; else empty.
       beats: the heartbeats of its tasks; a run of one process has none.
       written_s: when anything was last written, as of `time.time`; 0 if nothing was.
@@ -159,7 +160,7 @@ def look(path: Path, *, supervised: bool = False) -> RunState:
     result, problem = reading.loaded(path / RESULT)
     if problem:
         with contextlib.suppress(OSError):
-            result = summary.of_events(EventReader(path / METRICS).read())
+            result = summary.of_events(EventReader(path / METRICS).read()) or submitted.result(path)
     beats = task_files.beats(path)
     written_s = _written_s(path)
     over = result.get("status") in OVER

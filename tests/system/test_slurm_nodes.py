@@ -190,12 +190,31 @@ def test_a_job_that_ends_before_the_run_begins(on_slurm):
     assert "no such module" in run.stderr
 
 
+def test_a_job_that_waits_is_listed_and_cancelled(on_slurm, slurm):
+    run = on_slurm("submit", "slurm", "--no-follow", *QUICK, "run.name=later", "slurm.options=['--begin=now+1hour']")
+    job = job_of(run)
+    assert run.end() == 0
+    psrun = [sys.executable, "-m", "psrun"]
+
+    def row():
+        return json.loads(slurm.run(*psrun, "list", str(run.root), "--json"))[0]
+
+    assert [row()[name] for name in ("name", "status", "where")] == ["later", "pending", f"job {job}"]
+    folder = row()["folder"]
+    assert "its job has ended, and the run had not begun" in slurm.run(*psrun, "stop", folder)
+    assert slurm.job(job)["JobState"] == "CANCELLED"
+    assert row()["status"] == "not run"
+    assert "there is nothing to stop" in slurm.run(*psrun, "stop", folder)
+    slurm.run(*psrun, "rm", "--yes", folder)
+
+
 def test_the_logs_of_a_job_and_its_end(on_slurm, slurm):
     """From a host that is not the node of the supervisor."""
     run = on_slurm("submit", "slurm", *LONG, "slurm.nodes=4", "slurm.time=10")
     job = job_of(run)
     run.wait_for("checkpoint")
     psrun = [sys.executable, "-m", "psrun"]
+    slurm.run("scancel", "--state=PENDING", job)  # as psrun stop, for a job that has just begun
     row = json.loads(slurm.run(*psrun, "list", str(run.root), "--json"))[0]
     assert (row["engine"], row["status"]) == ("slurm", "running")
     assert row["where"].startswith(f"job {job} on ")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import shlex
 import signal
@@ -18,7 +19,7 @@ from psrun.config.run_config import RunConfig
 from psrun.errors import ClusterError, ConfigError, ExitCode, Problem, PsrunError
 from psrun.launch.slurm import allocation, commands
 from psrun.launch.submission import Submission
-from psrun.results import task_files
+from psrun.results import labels, submitted, task_files
 from psrun.results.console import warner
 from psrun.results.run_folder import RESULT, RunFolder
 from psrun.results.run_state import RunState
@@ -65,9 +66,15 @@ def submit(submission: Submission, console: Console) -> ExitCode:
         raise ConfigError([Problem(_FOLDER, f"{folder} cannot be written to: {error}")]) from error
     before = _result(folder)
     job = commands.submit(folder / _SCRIPT)
+    if mode == "train":
+        with contextlib.suppress(OSError, PsrunError):  # the job runs nevertheless
+            submitted.record(folder, slurm_job=job)
+            if submission.run.run.name is not None:
+                labels.rename(folder, submission.run.run.name)
     console.print(f"Slurm job {job}  run folder {folder}", markup=False, soft_wrap=True)
     if not submission.follow:
-        console.print(f"to follow it: psrun watch {folder} --wait 3600; to cancel it: scancel {job}", markup=False)
+        text = f"to follow it: psrun watch {folder} --wait 3600; to stop it: psrun stop {folder}"
+        console.print(text, markup=False, soft_wrap=True)
         return ExitCode.DONE
     return FollowedJob(folder, job, console, before).follow()
 
@@ -205,6 +212,8 @@ class FollowedJob:
             if self._state.is_alive:
                 alive_s = time.monotonic()
             elif time.monotonic() - alive_s > min(_NOTHING_YET_S, 3 * _LOOK_EVERY_S):
+                with contextlib.suppress(OSError):
+                    submitted.record(self._folder, slurm_job=self._job, status=submitted.NOT_RUN)
                 raise PsrunError(f"job {self._job} ended before the run started{self._how_it_ended()}")
             time.sleep(0.5)
 

@@ -77,6 +77,11 @@ def stop(job: str, *, now: bool) -> None:
     _run(*stop_command(job, now=now), failed=f"job {job} cannot be stopped")
 
 
+def cancel_waiting(job: str) -> None:
+    """Cancels a job that has not begun; one that has begun goes on. Raises ClusterError if Slurm does not."""
+    _run("scancel", "--state=PENDING", job, failed=f"job {job} cannot be cancelled")
+
+
 def stop_command(job: str, *, now: bool) -> list[str]:
     """The command that ends a job.
 

@@ -168,7 +168,7 @@ def _where(run: Run) -> str | None:
     process = reading.mapping(run.result.get("process"))
     host = process.get("host")
     if "slurm_job" in process:
-        return f"job {process['slurm_job']} on {host}"
+        return f"job {process['slurm_job']} on {host}" if host else f"job {process['slurm_job']}"
     if _engine(run) == "kubernetes" and run.config.get("kubernetes.name"):
         space = run.config.get("kubernetes.namespace")
         return f"{space}/{run.config['kubernetes.name']}" if space else str(run.config["kubernetes.name"])

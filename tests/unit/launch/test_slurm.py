@@ -22,7 +22,8 @@ from psrun.config.topology import Task
 from psrun.errors import ClusterError, ConfigError, ExitCode, PsrunError
 from psrun.launch.backend import TaskProcess
 from psrun.launch.slurm import allocation, batch_job, commands, task_step
-from psrun.results import task_files
+from psrun.results import remove, run_state, task_files
+from psrun.results.listing import entries
 from psrun.roles.task_assignment import identify
 
 JOB = {
@@ -194,10 +195,14 @@ def test_the_states_of_a_slurm_job(fake):
 def test_a_submitted_job_that_is_not_followed(fake, tmp_path, submitted):
     fake("sbatch", "grep -q ntasks=5 \"$2\" && echo '12;cluster'")
     fake("scontrol", "exit 1")
-    text = submitted("--no-follow", "hydra.run.dir=one")
+    text = submitted("--no-follow", "hydra.run.dir=one", "run.name=first")
     assert "Slurm job 12" in text
-    assert "scancel 12" in text
+    assert f"psrun stop {tmp_path}/one" in text
     assert (tmp_path / "one" / "slurm.sh").exists()
+    row = entries.of_run(str(tmp_path / "one")).row
+    assert [row[name] for name in ("status", "name", "engine", "where")] == ["pending", "first", "slurm", "job 12"]
+    with pytest.raises(ConfigError, match="waits for its Slurm job; psrun stop cancels it"):
+        remove.main(["one", "--yes"])
 
 
 def test_a_job_knows_nothing_of_the_one_that_it_was_submitted_from(fake, tmp_path, monkeypatch):
@@ -229,6 +234,7 @@ def test_a_job_that_has_gone_without_a_run(fake, tmp_path):
         following.follow()
     first, *lines = str(raised.value).splitlines()
     assert "before the run started: FAILED, exit code 3:0 (log: " in first
+    assert run_state.look(tmp_path).status == "not run"
     assert lines == ["4", "5", "6", "7", "8"]
 
 
