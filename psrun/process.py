@@ -20,7 +20,7 @@ from typing import Any, NoReturn, TextIO
 
 import setproctitle
 
-from psrun.errors import ConfigError, ExitCode, Interrupted, Problem, final
+from psrun.errors import ConfigError, ExitCode, Interrupted, Problem, PsrunError, final
 from psrun.tf_internals.modules import remove_generated_files
 
 VARIABLES = {
@@ -280,6 +280,15 @@ class Stop:
     def raise_if_requested(self) -> None:
         if self.signum is not None:
             raise Interrupted(self.signum)
+
+    def reason_of(self, error: BaseException) -> BaseException:
+        """What has ended the work that raised `error`: the signal, if it arrived before `defer`.
+
+        Interrupted is raised anywhere then, also where a library replaces exceptions, as TensorFlow does while it is
+        imported.
+        """
+        is_own = isinstance(error, PsrunError)
+        return error if self.signum is None or self._within_s is not None or is_own else Interrupted(self.signum)
 
     def outcome(self, code: int | None, recorded: Mapping[str, Any]) -> ExitCode:
         """The exit code of this process, which forwarded its signal to a process that ended with `code`.

@@ -43,7 +43,8 @@ from psrun.results.run_folder import RunFolder
 from psrun.results.sweep import Sweep
 
 _PLUGINS = str(Path(__file__).parent / "plugins")
-_RANKS = ("sweep.metric", "sweep.mode")  # a resumed sweep may rank its jobs in another way; a search has begun with one
+# A resumed sweep may rank its jobs in another way; a search keeps what it has values of.
+_RANKS = ("sweep.metric", "sweep.mode")
 _TRIALS = "sweep.num_trials"
 _MAY_CHANGE = ("sweep.max_parallel", "hydra/launcher", "hydra.launcher")
 
@@ -64,6 +65,9 @@ def run(arguments: list[str]) -> ExitCode:
     try:
         _sweep(arguments, running)
     except PsrunError:
+        running.abandon()
+        raise
+    except KeyboardInterrupt:  # before the first job
         running.abandon()
         raise
     except OSError as error:
@@ -93,6 +97,7 @@ def _sweep(arguments: list[str], running: SweepRunner) -> None:
     HydraConfig.instance().set_config(config)
     OmegaConf.set_readonly(config.hydra, False)
     configure_log(config.hydra.hydra_logging, config.hydra.verbose)
+    _require_search_of_ranges(arguments, config, composer.loader)
     keys = _begin(running, config)
     SweepLauncher.sweep = (running, composer, OmegaConf.to_container(config.hydra.launcher, resolve=False))
     config.hydra.launcher = {"_target_": _registered_launcher()}
@@ -140,7 +145,9 @@ def resumed(arguments: list[str]) -> tuple[Sweep | None, list[str]]:
         key, _, value = argument.partition("=")
         if key_of(key) == "resume" or argument in before:
             continue
-        ranks = key in _RANKS and not sweep.search
+        # A search whose metric was mistyped knows no value yet; Optuna keeps the mode.
+        is_unmeasured = all(job.metric is None and not job.rungs for job in sweep.jobs.values())
+        ranks = key in _RANKS and (not sweep.search or (key == "sweep.metric" and is_unmeasured))
         has_trials = key == _TRIALS and sweep.search not in (None, "grid")
         if ranks or has_trials or key in _MAY_CHANGE or key.startswith("hydra.launcher."):
             changes.append(argument)
@@ -193,6 +200,16 @@ def _begin(running: SweepRunner, config: DictConfig) -> SweepKeys:
     if config.run.name is not None:  # not one of several: a job has its own then
         labels.rename(folder, str(config.run.name))
     return begun
+
+
+def _require_search_of_ranges(arguments: list[str], config: DictConfig, loader: ConfigLoader | None) -> None:
+    """Raises ConfigError for ranges of numbers without a search."""
+    if config.sweep.search is not None:
+        return
+    ranges = [each for each in overrides.parsed(arguments, loader) if each.is_interval_sweep()]
+    if ranges:
+        message = "is a range, of which only a search takes values: add sweep.search=tpe sweep.num_trials=20, or list"
+        raise ConfigError([Problem(str(each.get_key_element()), f"{message} values") for each in ranges])
 
 
 def _is_basic(plugin: DictConfig) -> bool:

@@ -80,7 +80,7 @@ def main(arguments: list[str]) -> ExitCode:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="psrun reproduce", description=__doc__.partition(": ")[2])
     parser.add_argument("run", metavar="RUN", type=Path, help="a run folder, also that of a job: SWEEP/JOB")
-    text = f"a new folder (default: {_DEFAULT}/RUN), and keys that shall differ"
+    text = f"a new folder (default: {_DEFAULT}/RUN-again), and keys that shall differ"
     parser.add_argument("arguments", nargs="*", metavar="FOLDER KEY=VALUE", help=text)
     parser.add_argument("--dry-run", action="store_true", help="show how the environment differs; run nothing")
     parser.add_argument("--anyway", action="store_true", help="run although data files have changed")
@@ -122,11 +122,11 @@ class _Record:
         """Raises ConfigError if the folder holds no run that can be reproduced."""
         run_state.existing(path)
         path = path.resolve()
-        if (path / SWEEP).exists():
-            job = next((each.name for each in sorted(path.iterdir()) if (each / RESULT).exists()), "0")
+        if os.path.exists(path / SWEEP):
+            job = next((each.name for each in sorted(path.iterdir()) if os.path.exists(each / RESULT)), "0")
             raise ConfigError(f"{path} holds a sweep; name one of its jobs, such as {path / job}")
         result, problem = loaded(path / RESULT)
-        if problem or not (path / CONFIG).exists():
+        if problem or not os.path.exists(path / CONFIG):
             raise ConfigError(f"there is no run in {path}: {problem or f'no {CONFIG}'}; name a run folder")
         mode = result.get("mode")
         outcome = run_state.look(path).outcome
@@ -196,7 +196,7 @@ def _places() -> list[Path]:
 
 def _spread(record: _Record, named: Sequence[Path]) -> Spread:
     folders = [run_state.existing(folder).resolve() for folder in named]
-    if not folders and (record.path.parent / SWEEP).exists():
+    if not folders and os.path.exists(record.path.parent / SWEEP):
         folders = [record.path.parent]
     return reproduction.spread(record.path, folders, named=bool(named)) if folders else Spread()
 
@@ -221,9 +221,9 @@ def _fresh(folder: Path | None, record: Path) -> Path:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise ConfigError(f"{folder} is not empty; name a new folder: psrun reproduce RUN FOLDER")
         return folder.absolute()
-    is_job = (record.parent / SWEEP).exists()
+    is_job = os.path.exists(record.parent / SWEEP)
     name = f"{record.parent.name}-{record.name}" if is_job else record.name
-    base = Path(_DEFAULT, name).absolute()
+    base = Path(_DEFAULT, f"{name}-again").absolute()  # a name, and an end, of its own
     others = (base.with_name(f"{base.name}-{number}") for number in range(2, 10_000))
     return next(each for each in (base, *others) if not each.exists())
 
@@ -242,7 +242,7 @@ def _prepare(record: _Record, into: Path, arguments: Sequence[str]) -> tuple[lis
         raw = _moved(record.raw, record, into)
         if arguments:
             raw = _composed(arguments, record, into)
-        elif (record.path / HYDRA[0]).exists():
+        elif os.path.exists(record.path / HYDRA[0]):
             shutil.copytree((record.path / HYDRA[0]).parent, (into / HYDRA[0]).parent)
         run = parse.load(raw)
         write_config(into, raw)

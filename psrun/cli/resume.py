@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -74,12 +75,13 @@ def _recorded_overrides(folder: Path, arguments: Sequence[str]) -> list[str]:
 
 
 def _no_run(folder: Path, error: Exception) -> str:
-    if (folder / SWEEP).exists():
+    if os.path.exists(folder / SWEEP):
         return f"{folder} holds a sweep; use psrun -m resume=..."
     if not folder.is_dir():
         return f"there is no run in {folder}: no such folder (current folder: {Path.cwd()})"
-    why = "no run.json" if isinstance(error, FileNotFoundError) else f"run.json: {error}"
-    return f"there is no run in {folder}: {why}; name the folder of a run, such as runs/RUN"
+    if isinstance(error, FileNotFoundError):
+        return f"there is no run in {folder}: no run.json; name the folder of a run, such as runs/RUN"
+    return f"the run in {folder} cannot be resumed: run.json cannot be read ({error})"
 
 
 class _Recorded:

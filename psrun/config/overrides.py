@@ -163,6 +163,13 @@ def _unreadable(key: str, value: str, error: HydraException) -> str:
     quoted = f'{key}="{escaped}"'
     if not value.startswith(_NESTED) and "(" not in value and not isinstance(_parsed(quoted), Problem):
         return f"contains characters with a special meaning; quote the value: {shlex.quote(quoted)}"
+    if unknown := re.search(r"Unknown function '(\w+)'\s*Available: (\S*)", str(error)):
+        hint = schema.did_you_mean(unknown[1], unknown[2].split(","))
+        return f"has the value {value}, but there is no function {unknown[1]}.{hint}"
+    if reason := re.search(r"while evaluating '.*': (.*)", str(error)):
+        return f"has the value {value}, which cannot be evaluated: {reason[1]}"
+    if re.search(r"[(,]\s*[,)]", value):
+        return f"has the value {value}, in which an argument is missing"
     where = re.search(r"at input '(.*)'|token recognition error at: '(.*)'", str(error))
     place = f" at {(where[1] or where[2])!r}" if where and (where[1] or where[2]) else ""
     return f"has the value {value}, which cannot be read{place}: close each bracket and quote, and quote text"

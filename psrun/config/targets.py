@@ -79,7 +79,7 @@ def read(
 
 def search_modules(folder: Path | None = None) -> None:
     """Lets Python find the user's modules: in the current folder, and before that in `RECORDED` of a run folder."""
-    if folder is not None and (folder / RECORDED).is_dir():
+    if folder is not None and os.path.isdir(folder / RECORDED):
         sys.path.insert(0, str((folder / RECORDED).absolute()))
     sys.path.append(os.getcwd())
 

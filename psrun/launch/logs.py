@@ -79,7 +79,7 @@ def _tasks(folder: Path) -> list[str]:
 
 def _named(task: str | None, names: list[str], folder: Path, *, follow: bool) -> str:
     """The name of the log to show. Raises ConfigError if there is none of the task."""
-    if not names and (folder / RECORD).exists():
+    if not names and os.path.exists(folder / RECORD):
         raise ConfigError(f"{folder} is a sweep: name one of its jobs, such as {folder / '0'}")
     if not names and not follow and not recorded_run.is_one(folder):
         raise ConfigError(f"{folder} has no logs yet; --follow waits for them")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import signal
 import time
 from collections.abc import Mapping
@@ -91,7 +92,7 @@ class _Stopped:
     @classmethod
     def of(cls, folder: Path) -> _Stopped:
         """Raises PsrunError if nothing is known of the run."""
-        is_sweep = (folder / RECORD).exists()
+        is_sweep = os.path.exists(folder / RECORD)
         record, problem = reading.loaded(folder / RECORD) if is_sweep else _result(folder)
         if problem and not record:
             raise PsrunError(f"{problem}: the run has not started, or its folder is damaged")

@@ -7,12 +7,16 @@ from collections.abc import Sequence
 import tf_keras
 
 from psrun.data.source import DataSource
-from psrun.models.model import Model, head, hidden, inputs, refuse_lists
+from psrun.models.model import ArgumentError, Model, head, hidden, inputs, refuse_lists
 
 
 def cnn(source: DataSource, *, filters: Sequence[int] = (16, 32), hidden_units: Sequence[int] = (64,)) -> Model:
     """3 x 3 convolutions, each followed by max pooling, then ReLU layers, on the only image feature of the data."""
     refuse_lists(source, "cnn")
+    images = [name for name, feature in source.features.items() if len(feature.shape) == 3]
+    if len(source.features) != 1 or not images:
+        there = ", ".join(source.features)
+        raise ArgumentError(("", f"cnn takes one feature of images; the data has {there}; choose another model"))
     tensors = inputs(dict(source.features))
     (tensor,) = tensors.values()
     for channels in filters:

@@ -20,4 +20,5 @@ def embedding(source: DataSource, *, embedding_dim: int = 20) -> Model:
         tf_keras.layers.GlobalAveragePooling1D()(tf_keras.layers.Embedding(size, embedding_dim)(tensors[name]))
         for name, size in num_ids.items()
     ]
-    return Model(tf_keras.Model(tensors, head(concatenated(averaged), source)), preprocessing)
+    unused = [name for name in source.features if name not in num_ids]
+    return Model(tf_keras.Model(tensors, head(concatenated(averaged), source)), preprocessing, unused=unused)

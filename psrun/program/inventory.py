@@ -43,7 +43,7 @@ def report(program: Program, reporter: Reporter, folder: RunFolder) -> None:
         folder.record("network", library=f"tf-keras {version('tf-keras')}")
     if program.model.unused:
         names = ", ".join(program.model.unused)
-        reporter.warn(f"this model does not use categorical features: {names}; choose model=wide_deep for embeddings")
+        reporter.warn(f"the model does not use these features: {names}; model=wide_deep uses numbers and categories")
     if program.sharding is not None:
         folder.record("sharding", sharding=program.sharding)
     lookups = [asdict(lookup) for lookup in compiled_model.decide_lookups(program)]

@@ -20,28 +20,35 @@ def walk(root: str, *, known: Container[str] = (), levels: int = LEVELS) -> Iter
     """The folders of runs and sweeps in and below `root`, and whether each is a sweep; a sweep before its jobs.
 
     Args:
-      known: folders that are taken for runs without a look into them.
+      known: folders that are taken for runs without a look into them. So is one below `root` that cannot be read.
     """
-    try:
-        with os.scandir(root) as entries:
-            inner = list(entries)
-    except OSError:  # removed meanwhile, or not readable
-        return
-    names = {entry.name for entry in inner}
-    if holds_run(names):
+    inner = _entries(root)
+    names = {entry.name for entry in inner or ()}
+    if holds_run(names) or (inner is None and levels < LEVELS):
         yield root, False
         return
     if SWEEP in names:
         yield root, True
     if not levels:
         return
-    for entry in inner:
+    for entry in inner or ():
         if entry.name.startswith("."):
             continue
         if entry.path in known:
             yield entry.path, False
         elif entry.is_dir(follow_symlinks=False):
             yield from walk(entry.path, known=known, levels=levels - 1)
+
+
+def _entries(folder: str) -> list[os.DirEntry[str]] | None:
+    """What is in a folder; None if it cannot be read, nothing if it was removed."""
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except PermissionError:
+        return None
+    except OSError:
+        return []
 
 
 def resolved(word: str) -> Path:

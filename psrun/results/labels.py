@@ -124,7 +124,7 @@ def _locked(folder: Path) -> int | None:
 
 def _parsed(folder: Path) -> tuple[Labels, str]:
     """The labels, and in one line what is wrong with the file."""
-    if not (folder / FILE).exists():  # most runs have none
+    if not os.path.exists(folder / FILE):  # most runs have none
         return Labels(), ""
     record, problem = reading.loaded(folder / FILE)
     name = record.get("name")

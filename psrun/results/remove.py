@@ -23,7 +23,6 @@ from psrun.results import found, reading, recorded_config, run_state, submitted
 from psrun.results.listing import index
 from psrun.results.listing.entries import Entry, size_bytes
 from psrun.results.report.rows import LABELS
-from psrun.results.run_folder import RESULT
 from psrun.results.run_state import SWEEP, holds_run
 from psrun.results.sweep import Sweep
 from psrun.results.sweep_state import SweepReader
@@ -160,7 +159,9 @@ def _checked(
 
 
 def _in_use(folder: Path) -> str:
-    """Why a folder is in use; empty if it is not."""
+    """Why a folder is in use, or cannot be looked into; empty if neither."""
+    if not os.access(folder, os.R_OK | os.X_OK):
+        return "cannot be read by you"
     if _is_sweep(folder):
         state = SweepReader(folder).look()
         running = state.status == "running" or any(job.status in ("running", "starting") for job in state.jobs)
@@ -324,11 +325,13 @@ def _print(console: Console, text: str) -> None:
 
 
 def _is_sweep(folder: Path) -> bool:
-    return (folder / SWEEP).exists()
+    return os.path.exists(folder / SWEEP)
 
 
 def _is_run(folder: Path) -> bool:
     try:
         return holds_run(set(os.listdir(folder)))
+    except PermissionError:  # which is the reason to keep it
+        return True
     except OSError:
-        return (folder / RESULT).exists()
+        return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 import time
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import Any
 import psutil
 
 from psrun import process
+from psrun.config.arguments import quoted
 from psrun.config.topology import CHIEF, Task
 from psrun.errors import ConfigError
 from psrun.results import reading, submitted, summary, task_files
@@ -145,6 +147,14 @@ class RunState:
         return str(message or self.gone or self.problem).partition("\n")[0]
 
     @property
+    def resume_command(self) -> str:
+        """The command that resumes the run; with Slurm it submits a new job."""
+        submit = "submit slurm " if reading.mapping(self.result.get("cluster")).get("topology") == "slurm" else ""
+        if re.fullmatch(r"[\w./+:@-]+", str(self.path)):
+            return f"psrun {submit}resume={self.path}"
+        return f"psrun {submit}{shlex.quote(f'resume={quoted(self.path)}')}"
+
+    @property
     def overrides(self) -> list[str]:
         """The overrides of the command line."""
         overrides = self.result.get("overrides")
@@ -166,7 +176,8 @@ def look(path: Path, *, supervised: bool = False) -> RunState:
     over = result.get("status") in OVER
     alive = None if supervised else is_alive(path, result)
     # Tasks may still work, such as on the last evaluation, or be about to be started again.
-    has_tasks = task_files.shared(path).exists() and (alive or any(age_s(beat) < _FRESH_S for beat in beats.values()))
+    has_shared = os.path.exists(task_files.shared(path))
+    has_tasks = has_shared and (alive or any(age_s(beat) < _FRESH_S for beat in beats.values()))
     ended = over and (supervised or not has_tasks)
     gone = "" if over or problem or supervised else _gone(result, beats, time.time() - written_s, alive)
     return RunState(path, result, problem, beats, written_s, ended, gone)

@@ -103,12 +103,19 @@ class SweepReader:
         if not self._supervised:
             self._sweep = self._read()
         jobs = [self._job(path, job) for path, job in (self._recorded() or self._below()).items()]
-        apart = distinguishing([job.overrides for job in jobs])
+        apart = self._apart(jobs)
         jobs = [replace(job, apart=text) for job, text in zip(jobs, apart)]
         status = self._sweep.status if self._sweep else None
         if self._sweep and not self._supervised and self._is_gone(self._sweep):
             status = "gone"
         return SweepState(jobs, status, *self._ranked_by(jobs))
+
+    def _apart(self, jobs: Sequence[Job]) -> list[str]:
+        """What of its overrides tells each job from the others. The next one of a search may have other values."""
+        if self._sweep is None or not self._sweep.search:
+            return distinguishing([job.overrides for job in jobs])
+        common = self._sweep.arguments
+        return [" ".join(each for each in job.overrides if each not in common) for job in jobs]
 
     def _is_gone(self, sweep: Sweep) -> bool:
         """Whether the process of a sweep that is recorded as running was killed."""

@@ -27,7 +27,7 @@ from psrun.errors import CANNOT_GROW, ConfigError, ExitCode, Interrupted, Proble
 from psrun.launch.slurm import allocation
 from psrun.launch.slurm.allocation import EXIT_SIGNAL
 from psrun.process import Stop
-from psrun.results import labels, reading, task_files
+from psrun.results import labels, reading, run_state, task_files
 from psrun.results.run_folder import CONFIG, RunFolder, cannot_be_made, write_config
 from psrun.roles import table, task_assignment
 from psrun.roles.task_assignment import Identity
@@ -155,6 +155,7 @@ def _execute(raw: Mapping[str, Any], path: Path, overrides: list[str], started_s
         finally:
             process.leave(code)
 
+    stop = None
     try:
         note = _isolated(run)
         stop = _stop(run, folder, me, started_s)  # which starts a thread
@@ -165,7 +166,8 @@ def _execute(raw: Mapping[str, Any], path: Path, overrides: list[str], started_s
             or ExitCode.DONE
         )
     except BaseException as error:
-        code = failed(error)
+        code = failed(error if stop is None else stop.reason_of(error))
+        _show_resume(run, folder, code, terminal)
         undo(code)
         return code
     if me.owns_folder and code == ExitCode.DONE:
@@ -174,6 +176,7 @@ def _execute(raw: Mapping[str, Any], path: Path, overrides: list[str], started_s
     elif code != ExitCode.DONE:  # the chief has recorded the result
         recorded = folder.stored().get("error") or {"message": f"exited with code {int(code)}"}
         _print_error(terminal, recorded["message"], code, folder.path / "logs")
+        _show_resume(run, folder, code, terminal)
         undo(code)
     return code
 
@@ -288,6 +291,14 @@ def _failed(error: BaseException, folder: RunFolder, me: Identity, terminal: Tex
 def _print_error(terminal: TextIO, text: str, code: ExitCode, log: Path) -> None:
     where = "" if code == ExitCode.USAGE else f"\n(log: {log})"
     Console(file=terminal, highlight=False, soft_wrap=True).print(f"psrun: {text}{where}", style="red", markup=False)
+
+
+def _show_resume(run: RunConfig, folder: RunFolder, code: ExitCode, terminal: TextIO) -> None:
+    """Prints the command that resumes a training which a person has interrupted."""
+    is_part = process.SWEEP_PID in os.environ or process.SUPERVISOR_PID in os.environ
+    if code == ExitCode.INTERRUPTED and run.mode == "train" and not is_part and folder.checkpoints.exists():
+        text = f"to resume: {run_state.look(folder.path).resume_command}"
+        Console(file=terminal, highlight=False, soft_wrap=True).print(text, markup=False)
 
 
 def record_failure(folder: RunFolder, error: BaseException, task: str, started_s: float) -> None:

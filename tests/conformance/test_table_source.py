@@ -445,4 +445,4 @@ def test_a_model_that_takes_numbers_alone_learns_and_warns(train, tmp_path):
     assert result["data"]["num_train_files"] == 1
     assert result["evaluation"]["examples_seen"] == 70
     assert result["metrics"]["auc"] > 0.8
-    assert "this model does not use categorical features: work" in folder.metrics.read_text()
+    assert "the model does not use these features: work" in folder.metrics.read_text()

@@ -27,7 +27,7 @@ from psrun.cli.main import COMMANDS
 from psrun.config import arguments as arguments_of_a_run
 from psrun.config import compose, parse
 from psrun.errors import ConfigError, ExitCode
-from psrun.results import sweep
+from psrun.results import sweep_state
 
 # Executed by test_init.py, test_completion.py (-sc), test_arguments.py (GROUP=?), test_reproduce.py, test_remove.py,
 # test_run_commands.py (logs), and below (checkpoint).
@@ -62,7 +62,7 @@ def folder(tmp_path, monkeypatch):
         (tmp_path / name).write_bytes(gzip.compress(text.getvalue().encode()))
     for name in ("train.csv", "eval.csv", "clicks.csv"):
         (tmp_path / name).write_text(text.getvalue())
-    monkeypatch.setattr(sweep, "BETWEEN_JOBS_S", 0.0)  # `a_sweep` writes no sweep.json
+    monkeypatch.setattr(sweep_state, "BETWEEN_JOBS_S", 0.0)  # `a_sweep` writes no sweep.json
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     before = signal.getsignal(signal.SIGTERM)

@@ -6,6 +6,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -68,6 +70,8 @@ def test_losers_pause_and_winners_go_on(start):
     again = start(f"resume={sweep.folder}")
     assert again.end() == 0, again.output
     assert "nothing to do" in again.output
+    watch = [sys.executable, "-m", "psrun", "watch", str(sweep.folder)]
+    assert subprocess.run(watch, timeout=60, capture_output=True, check=False).returncode == 0
     sweep.wait(lambda: not sweep.left(), "end of all processes", within_s=10)
 
 
@@ -192,6 +196,19 @@ def test_a_metric_that_no_trial_has_ends_a_search(start):
     assert sweep.end() == 2
     assert "no job has a metric 'auc'" in sweep.output
     assert len(sweep.results()) <= 3  # and not all four
+    again = start(f"resume={sweep.folder}", "sweep.metric=val_auc")
+    assert again.end() == 0, again.output
+    assert "best configuration" in again.output
+    assert len(trained(again)) == 4
+    refused = start(f"resume={sweep.folder}", "sweep.metric=loss")  # the search has chosen by the other one
+    assert refused.end() == 2
+
+
+def test_a_range_needs_a_search(start):
+    sweep = start("optimizer.learning_rate=interval(0.1,1)")
+    assert sweep.end() == 2
+    assert "optimizer.learning_rate: is a range, of which only a search takes values" in sweep.output
+    assert not sweep.folder.exists()
 
 
 REAL = ["model=embedding", "sweep.search=grid", "sweep.metric=val_loss", "sweep.mode=min",

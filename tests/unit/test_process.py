@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+from psrun import process
+
 
 def python(code: str, **variables: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
@@ -97,6 +99,16 @@ native.pthread_mutex_lock(lock)
         assert blocked.returncode == code
     finally:
         blocked.kill()  # SIGTERM would not end it
+
+
+def test_what_a_library_makes_of_an_early_signal_is_the_signal():
+    stop = process.Stop()
+    replaced = ValueError("of a library, from what the handler raised in it")
+    assert stop.reason_of(replaced) is replaced
+    stop.signum = signal.SIGINT
+    assert stop.reason_of(replaced).exit_code == 130
+    stop.defer(1.0)
+    assert stop.reason_of(replaced) is replaced  # of a training that is about to end
 
 
 def test_exit_codes_of_children_are_kept_where_a_parent_ignores_them():

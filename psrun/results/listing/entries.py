@@ -90,7 +90,7 @@ def of_sweep(folder: str, inside: Sequence[Entry]) -> SweepEntry:
     record, _ = reading.loaded(path / RECORD)
     sweep = Sweep.from_record(path, record)
     running = sweep.status == "running"
-    state = SweepReader(path).look() if running else _ended(sweep, {entry.path: entry for entry in inside})
+    state = SweepReader(path).look() if running else _ended(sweep, folder, inside)
     known = labels.read(path)
     best = state.best
     own_bytes = sum(_blocks_bytes(entry) for entry in _entries(folder) if entry.is_file(follow_symlinks=False))
@@ -106,7 +106,7 @@ def of_sweep(folder: str, inside: Sequence[Entry]) -> SweepEntry:
         "written_s": max([reading.changed_s(path / RECORD), *(entry.row["written_s"] for entry in inside)]),
         "metrics": dict(best.metrics) if best else {},
     }  # fmt: skip
-    not_started = {str(path / job.folder): job.status for job in state.jobs if not job.has_started}
+    not_started = {os.path.join(folder, job.folder): job.status for job in state.jobs if not job.has_started}
     jobs = [
         replace(entry, row={**entry.row, "status": not_started.get(entry.path, entry.row["status"])})
         for entry in inside
@@ -176,9 +176,10 @@ def _where(run: Run) -> str | None:
     return str(address) if address not in (None, "auto") else host
 
 
-def _ended(sweep: Sweep, entries: Mapping[str, Entry]) -> SweepState:
+def _ended(sweep: Sweep, folder: str, inside: Sequence[Entry]) -> SweepState:
     """The state of a sweep whose process has ended, by the entries of its jobs."""
-    jobs = [_job(job, entries.get(str(sweep.folder(job)))) for _, job in sorted(sweep.jobs.items())]
+    by_path = {entry.path: entry for entry in inside}
+    jobs = [_job(job, by_path.get(os.path.join(folder, job.folder))) for _, job in sorted(sweep.jobs.items())]
     return SweepState(jobs, sweep.status, *ranking_of(sweep, jobs))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -64,8 +65,8 @@ def _parser() -> argparse.ArgumentParser:
 def _single(folder: Path) -> Path:
     """The one run in `folder`. Raises ConfigError if there is none, or if the folder holds several."""
     here = runs.find([folder])
-    if len(here) > 1 or (folder / sweep.RECORD).exists():
-        kind = "is a sweep of" if (folder / sweep.RECORD).exists() else "holds"
+    if len(here) > 1 or os.path.exists(folder / sweep.RECORD):
+        kind = "is a sweep of" if os.path.exists(folder / sweep.RECORD) else "holds"
         count = f"{len(here):,} {'run' if len(here) == 1 else 'runs'}"
         first = folder / here[0].path.relative_to(folder.resolve())
         raise ConfigError(

@@ -150,8 +150,11 @@ function line(same) {
     if (!values.length) return [null, ""];
     if (unique(values).length === 1) return [values[0], shown(values[0])];
     if (!values.every((value) => typeof value === "number")) return [values[0], short(unique(values).join(", "), 40)];
-    const middle = mean(values);
-    const spread = Math.sqrt(values.reduce((sum, value) => sum + (value - middle) ** 2, 0) / (values.length - 1));
+    // Runs of one seed, such as a reproduction, count as their mean.
+    const means = [...grouped(same, (run) => run.axes.seed).values()].map((runs) => runs.map(get).filter(known)).filter((each) => each.length).map(mean);
+    if (means.length === 1) return [means[0], shown(means[0])];
+    const middle = mean(means);
+    const spread = Math.sqrt(means.reduce((sum, value) => sum + (value - middle) ** 2, 0) / (means.length - 1));
     return [middle, `${shown(middle)} ± ${shown(spread, 2)}`];
   };
   const cells = { run: [same[0].name, names(same)] };

@@ -29,6 +29,7 @@ _LONGEST_LIST = 40  # characters of values that are shown
 _LONGEST_MAPPING = 20
 _FEATURES = "data.features"
 _TYPES = ("kind", "_target_")  # the choice of a group
+_ASIDE = ("sweep", "tracker", "profile", "system")  # nodes of what does not change what a run trains
 NOT_COMPARED = ("resume", "run.name", "task.type", "task.index")  # how a run was started, not what it trained
 _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     "<=": operator.le, ">=": operator.ge, "!=": operator.ne, "==": operator.eq,
@@ -153,7 +154,7 @@ def _joined(runs: Sequence[Run]) -> list[Row]:
 
 def _is_axis(key: str, rows: Sequence[Row], overridden: bool) -> bool:
     group, _, last = key.rpartition(".")
-    if key in NOT_COMPARED or group == "sweep" or (last in _TYPES and "." not in group):
+    if key in NOT_COMPARED or _is_aside(key) or (last in _TYPES and "." not in group):
         return False
     if not any(key in each for each in rows) or not differs(each.get(key) for each in rows):
         return False
@@ -163,6 +164,10 @@ def _is_axis(key: str, rows: Sequence[Row], overridden: bool) -> bool:
     for each in rows:
         alike.setdefault(each.get(key.partition(".")[0]), []).append(each.get(key))
     return any(differs(values) for values in alike.values())
+
+
+def _is_aside(key: str) -> bool:
+    return key.partition(".")[0] in _ASIDE
 
 
 def differs(values: Iterable[Any]) -> bool:
@@ -198,7 +203,7 @@ def key_of(text: str) -> str:
 
 def _compared(text: str) -> re.Match[str]:
     parsed = _CONDITION.fullmatch(text)
-    if parsed is None:
+    if parsed is None or parsed["value"][:1] in ("<", ">", "="):  # such as =>
         raise ConfigError(f"--where '{text}' is not a condition, such as 'cluster.num_workers=2' or 'val_auc>0.7'")
     return parsed
 
@@ -264,7 +269,7 @@ def groups(runs: Sequence[Run]) -> list[int]:
     numbers: dict[str, int] = {}
     group_of_run = []
     for index, run in enumerate(runs):
-        others = {key: value for key, value in run.config.items() if key not in (SEED, *NOT_COMPARED)}
+        others = {k: value for k, value in run.config.items() if k not in (SEED, *NOT_COMPARED) and not _is_aside(k)}
         what = _text([others, run.overrides.get("experiment")]) if run.config else str(index)
         group_of_run.append(numbers.setdefault(what, len(numbers)))
     return group_of_run
@@ -290,14 +295,24 @@ def _one(same: Sequence[Row]) -> Row:
         if not differs(values):
             merged[key] = values[0] if values else None
         elif len(numbers) == len(values):
-            merged[key] = Spread(statistics.fmean(numbers), statistics.stdev(numbers))
+            merged[key] = _spread(key, same)
         else:
             merged[key] = ", ".join(map(shown, values))
-    merged |= {SEED: None, FOLDED: len(same)}
+    merged |= {SEED: None, FOLDED: len({_text(each.get(SEED)) for each in same})}
     counts = Counter(each["status"] for each in same)
     merged["status"] = next(iter(counts)) if len(counts) == 1 else ", ".join(f"{n} {s}" for s, n in counts.items())
     merged["error"] = next((each["error"] for each in same if each["error"]), "")
     return merged
+
+
+def _spread(key: str, same: Sequence[Row]) -> Spread | float:
+    """The spread of a column over seeds. Runs of one seed, such as a reproduction, count as their mean."""
+    by_seed: dict[str, list[float]] = {}
+    for each in same:
+        if (value := number(each.get(key))) is not None:
+            by_seed.setdefault(_text(each.get(SEED)), []).append(value)
+    means = [statistics.fmean(values) for values in by_seed.values()]
+    return Spread(statistics.fmean(means), statistics.stdev(means)) if len(means) > 1 else means[0]
 
 
 def briefly(values: Sequence[Any], *, distinct: bool = False) -> list[str]:

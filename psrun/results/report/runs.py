@@ -88,7 +88,7 @@ def events(run: Run) -> tuple[list[Event], str]:
     """The events of a run without results of steps that were trained again, and in one line which of them cannot be
     read; empty if all can."""
     file = run.path / METRICS
-    if not file.exists():
+    if not os.path.exists(file):
         return [], f"no {METRICS}"
     reader = EventReader(file)
     try:

@@ -176,6 +176,6 @@ def _widened(rows: Sequence[Row], columns: Sequence[str]) -> list[Row]:
 
 def summary(runs: Sequence[Run], rows: Sequence[Row]) -> str:
     """The number of runs, and how many of them are folded."""
-    many = sum(row.get(FOLDED) or 0 for row in rows)
+    many = len(runs) - sum(not row.get(FOLDED) for row in rows)
     one = "1 run" if len(runs) == 1 else f"{len(runs):,} runs"
     return f"{one}; {many:,} that differ only in the seed are folded to mean ± standard deviation" if many else one

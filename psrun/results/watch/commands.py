@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import time
 from pathlib import Path
@@ -22,7 +23,7 @@ def main(arguments: list[str]) -> ExitCode:
     """Runs `psrun watch ARGUMENTS`.
 
     Returns:
-      The exit code of the run; for a sweep 0 if all jobs completed, else 1.
+      The exit code of the run; for a sweep 0 if all jobs completed or were pruned by its search, else 1.
 
     Raises:
       ConfigError: there is no run in the folder, no job of the sweep has the metric, or there is nothing to compare.
@@ -33,8 +34,7 @@ def main(arguments: list[str]) -> ExitCode:
     options = _parser().parse_args(arguments)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # restores the cursor, which a live view hides
     console = Console(highlight=False)
-    asked = options.folder if options.wait else found.resolved(str(options.folder))
-    folder, runs = _awaited(asked, options.wait)
+    folder, runs = _awaited(str(options.folder), options.wait)
     if runs == [folder] and (options.metric or options.mode):
         raise ConfigError(f"--metric and --mode compare the jobs of a sweep; {options.folder} holds a single run")
     _show_labels(folder, console)
@@ -53,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="psrun watch",
         description=f"Shows {__doc__.partition(': ')[2]}",
-        epilog="Exits when the run ends, with its exit code; for a sweep with 0 if all jobs are completed, else 1.",
+        epilog="Exits when the run ends, with its exit code; for a sweep with 0 if all jobs are completed, or pruned.",
     )
     parser.add_argument(
         "folder", type=Path, help="a run, a sweep, or a folder of several, such as runs/; a run also by its name"
@@ -82,18 +82,19 @@ def _seconds(text: str) -> float:
     return value
 
 
-def _awaited(folder: Path, wait_s: float) -> tuple[Path, list[Path]]:
-    """The folder and the runs in it, once there are any. Raises ConfigError if there are none in time."""
+def _awaited(word: str, wait_s: float) -> tuple[Path, list[Path]]:
+    """The folder that a word means and the runs in it, once there are any. Raises ConfigError if there are none."""
     deadline_s = time.monotonic() + wait_s
     while True:
+        began_s = time.monotonic()
+        folder = found.named(word) or Path(word).expanduser()
         if folder.is_dir():
             here = folder.resolve()
             runs = list(run_state.below(here))
-            if runs or (here / RECORD).exists():
+            if runs or os.path.exists(here / RECORD):
                 return here, runs
         if time.monotonic() >= deadline_s:
             break
-        time.sleep(min(EVERY_S, wait_s))
+        time.sleep(max(min(EVERY_S, wait_s), 5 * (time.monotonic() - began_s)))  # names are sought in all runs
     waited = f" after {wait_s:.0f} s" if wait_s else "; --wait SECONDS waits for one"
-    run_state.existing(folder)
-    raise ConfigError(f"there is no run in {folder}, nor below{waited}")
+    raise ConfigError(f"there is no run in {found.resolved(word)}, nor below{waited}")

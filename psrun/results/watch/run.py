@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import shlex
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -13,7 +11,6 @@ from rich.console import Console, Group
 from rich.errors import MarkupError
 from rich.text import Text
 
-from psrun.config.arguments import quoted
 from psrun.config.topology import Task
 from psrun.errors import ExitCode, PsrunError
 from psrun.results import run_state
@@ -139,22 +136,15 @@ class RunView:
         else:
             self._print(f"{now.status}: {error.get('message', 'no reason recorded')}\n(log: {logs})", style="red")
         if now.status == "interrupted":
-            self._print(f"to resume: {self._command(now)}")
+            self._print(f"to resume: {now.resume_command}")
         code = now.result.get("exit_code")
         return ExitCode(code) if code in list(ExitCode) else ExitCode.FAILED
 
     def _no_status_message(self, now: RunState, gone: str) -> str:
         return (
             f"the run in {self._path} has the status {now.status}, but {gone}; last written {now.quiet_s:.0f} s ago "
-            f"(logs: {self._path / 'logs'}); to resume: {self._command(now)}"
+            f"(logs: {self._path / 'logs'}); to resume: {now.resume_command}"
         )
-
-    def _command(self, now: RunState) -> str:
-        """The command that resumes the run; with Slurm it submits a new job."""
-        submit = "submit slurm " if mapping(now.result.get("cluster")).get("topology") == "slurm" else ""
-        if re.fullmatch(r"[\w./+:@-]+", str(self._path)):
-            return f"psrun {submit}resume={self._path}"
-        return f"psrun {submit}{shlex.quote(f'resume={quoted(self._path)}')}"
 
     def _once(self, text: str) -> None:
         if text not in self._warned:

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from psrun.errors import ConfigError, ExitCode, SweepError
 from psrun.results.console import numbers, warner
+from psrun.results.run_folder import PRUNED
 from psrun.results.sweep import Job, Sweep
 from psrun.results.sweep_state import SweepReader, SweepState
 from psrun.results.watch.run import EVERY_S
@@ -74,7 +75,7 @@ class SweepView:
         self._statuses: dict[str, str] | None = None  # that were shown
 
     def follow(self) -> ExitCode:
-        """Shows the jobs until all have ended; 0 if all completed, else 1.
+        """Shows the jobs until all have ended; 0 if all completed, but for those that a search has pruned, else 1.
 
         Raises:
           ConfigError: all have ended, and none has the metric that was named.
@@ -96,7 +97,7 @@ class SweepView:
         if self._metric and names and self._metric not in names:
             raise ConfigError(f"--metric: no job has '{self._metric}'; choose one of {', '.join(names)}")
         self._screen.result(state)
-        return ExitCode.DONE if set(state.counts) == {"completed"} else ExitCode.FAILED
+        return ExitCode.DONE if {*state.counts} in ({"completed"}, {"completed", PRUNED}) else ExitCode.FAILED
 
     def _show(self, state: SweepState) -> None:
         before = self._statuses

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from recorded_runs import a_recorded_sweep, a_run
-from support import flipped, truncated
+from support import environment, flipped, truncated
 
 from psrun.results import labels
 from psrun.results.listing import entries, index
@@ -60,6 +63,36 @@ def test_rows_of_runs_and_sweeps(runs, capfd):
     assert (sweep["status"], sweep["jobs"]) == ("interrupted", {"completed": 2, "waiting": 1})
     assert (sweep["metric"], sweep["value"], sweep["best"]) == ("val_auc", 0.9, "1")
     assert sweep["bytes"] >= rows["S/0"]["bytes"] + rows["S/1"]["bytes"]
+
+
+@pytest.mark.parametrize("root", [".", "runs", "./runs/S"])
+def test_the_jobs_of_a_sweep_are_found_from_any_folder(runs, capfd, root):
+    (sweep,) = (row for row in listed(capfd, root) if "jobs" in row)
+    assert sweep["jobs"] == {"completed": 2, "waiting": 1}
+
+
+@pytest.mark.command
+@pytest.mark.parametrize(
+    "arguments", ["list runs", "report runs", "rm runs --older-than 0min --dry-run", "logs A", "rm A"]
+)
+def test_a_folder_that_cannot_be_read_hides_no_other(runs, arguments):
+    """As a person without the rights of root, who shares the folder with others."""
+    capabilities = "-dac_override,-dac_read_search"
+    drop = ["setpriv", f"--bounding-set={capabilities}", f"--inh-caps={capabilities}"] if os.getuid() == 0 else []
+    index.read(runs)
+    (runs / "A").chmod(0)
+    try:
+        ended = subprocess.run([*drop, sys.executable, "-m", "psrun", *arguments.split()], timeout=60, check=False,
+                               capture_output=True, text=True, env=environment())  # fmt: skip
+    finally:
+        (runs / "A").chmod(0o755)
+    assert "Traceback" not in ended.stderr
+    if arguments.endswith(" A"):
+        assert ended.returncode == 2
+        assert "runs/A cannot be read" in ended.stderr
+    else:
+        assert ended.returncode == 0, ended.stderr
+        assert {"B", "C"} <= {word.removeprefix("runs/").rstrip(",") for word in ended.stdout.split()}
 
 
 def test_where_a_run_is(tmp_path):

@@ -439,4 +439,4 @@ def test_a_terminal_shows_metrics_before_configuration_and_whole_words(tmp_path,
              for word in (f"2026-11-23_10-11-12-{name}", f"2026-11-23_10-11-12-{name},")}  # fmt: skip
     names = {word for line in lines[1:] for word in line.split() if word.startswith("2026")}
     assert names <= known
-    assert {"0.8204", "0.043", "completed", "completed,"} <= {word for line in lines for word in line.split()}
+    assert {"0.8278", "0.031", "completed", "completed,"} <= {word for line in lines for word in line.split()}
