@@ -147,7 +147,7 @@ def test_a_job_of_an_asynchronous_sweep_is_judged_by_the_seeds_of_the_sweep(psru
     )
     done = psrun("-m", *small, "seed=1,2,3", "hydra.sweep.dir=sweep", timeout_s=300)
     assert done.code == 0, done.stderr
-    again = psrun("reproduce", "sweep/0", folder="runs/reproduced/sweep-0")
+    again = psrun("reproduce", "sweep/0", folder="runs/reproduced/sweep-0-again")
     verdict = again.result["reproduction"]
     assert again.code == (0 if verdict["reproduced"] else 1)
     assert verdict["equal"] or "95 % prediction interval of 3 seeds" in verdict["verdict"]
