@@ -232,7 +232,7 @@ def _job(own: DictConfig, subdir: str | None, started_s: float) -> ExitCode:
     overrides = [override for override in settings.overrides.task if key_of(override) != "resume"]
     # Keep a folder that the user named, whatever it holds.
     has_folder = any(key_of(override) == "hydra.run.dir" for override in settings.overrides.hydra)
-    return run_process.execute(plain, folder, overrides, started_s=started_s, keep_unrun=has_folder)
+    return run_process.execute(plain, folder, overrides, started_s=started_s, keep_unrun=has_folder, is_own=True)
 
 
 def write_hydra(folder: Path, own: DictConfig, subdir: str) -> None:

@@ -73,17 +73,18 @@ class Space:
         own = self.replicates[replicate]
         return [*self.fixed, *configuration, *([] if own is None else [own])]
 
-    def explained(self, problem: Problem) -> Problem:
-        """The problem of an example, with what to write for a range that is not meant to have fractions."""
-        integers = "must be an integer" in problem.message
-        for each in self.parameters:
-            if integers and each.key == problem.key and each.listed is None:
-                range_ = f"interval({each.low:g},{each.high:g})"
-                tagged = f"tag(log,int({range_}))" if each.is_log else f"int({range_})"
-                return Problem(
-                    problem.key, f"must be an integer, but {range_} has fractions; write {each.key}={tagged}"
-                )
-        return problem
+    def explained(self, problems: Sequence[Problem]) -> list[Problem]:
+        """The problems of examples: one for each range, with what to write for integers."""
+        ranges = {each.key.lstrip("+"): each for each in self.parameters if each.listed is None}
+        found: dict[Problem, None] = {}
+        seen: set[str] = set()
+        for problem in problems:
+            if problem.key not in ranges:
+                found[problem] = None
+            elif problem.key not in seen:
+                seen.add(problem.key)
+                found[Problem(problem.key, f"{problem.message}{_hint(ranges[problem.key])}")] = None
+        return [*found]
 
     def examples(self, most: int = 20) -> Iterator[list[str]]:
         """The arguments of some jobs, with those of the sweep: each sample is in one of them, up to `most`."""
@@ -92,6 +93,16 @@ class Space:
         for changed in [{}, *({key: value} for key, value in others[: most - 1])]:
             configuration = [f"{key}={value}" for key, value in {**first, **changed}.items()]
             yield [*self.of_sweep, *self.job(configuration, 0)]
+
+
+def _hint(fractions: Parameter) -> str:
+    """What to write for integers instead of a range of fractions; empty if its ends are none."""
+    low = fractions.low
+    high = fractions.high
+    if not (float(low).is_integer() and float(high).is_integer()):
+        return ""
+    integers = f"int(interval({low:g},{high:g}))"
+    return f"; the integers of the range are {f'tag(log,{integers})' if fractions.is_log else integers}"
 
 
 def _parameter(override: Override, key: str, method: str) -> Parameter:
@@ -176,13 +187,14 @@ class SearchLoop:
             if not futures:
                 return
             done, _ = wait(futures, timeout=_LOOKS_EVERY_S, return_when=FIRST_COMPLETED)
+            ended = [futures.pop(future) for future in done]
             for future in done:
-                part = futures.pop(future)
                 future.result()
+            if done:
+                self._running.look()  # before Optuna learns of a job without the metric that it has failed
+            for part in ended:
                 if self._running.sweep.end_request() is None:
                     self._ended(part)
-            if done:
-                self._running.look()
 
     def _start(self, futures: dict[Future, Part], pool: ThreadPoolExecutor) -> None:
         """Starts as many parts as fit."""
@@ -201,7 +213,8 @@ class SearchLoop:
         number = self._number(part)
         value = sweep.value(sweep.folder(sweep.jobs[number]))
         epoch = self._rungs[part.rung]
-        if value is not None and epoch is not None and part.rung < len(self._rungs) - 1:
+        is_paused = RunFolder(sweep.folder(sweep.jobs[number])).is_paused  # else a person has trained it to the end
+        if value is not None and epoch is not None and is_paused:
             sweep.reached(number, epoch, value)
         self._search.ended(part, value)
 

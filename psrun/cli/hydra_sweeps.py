@@ -64,10 +64,7 @@ def run(arguments: list[str]) -> ExitCode:
         return ExitCode.DONE
     try:
         _sweep(arguments, running)
-    except PsrunError:
-        running.abandon()
-        raise
-    except KeyboardInterrupt:  # before the first job
+    except (PsrunError, KeyboardInterrupt):  # Ctrl-C before the first job
         running.abandon()
         raise
     except OSError as error:
@@ -269,7 +266,8 @@ class SweepLauncher(Launcher):
         is_grid = keys.search == "grid"  # all of its jobs are checked before the first one starts
         examples = [*space.examples(most=1)] if is_grid else [*space.examples()]
         for example in examples:
-            problems += map(space.explained, self._mistakes_of(example))
+            problems += self._mistakes_of(example)
+        problems = space.explained(problems)
         if self._inner is not None and keys.max_parallel == "auto":
             message = "is auto, which counts the cores of this machine; with a launcher of Hydra, set it to a number"
             problems.append(Problem("sweep.max_parallel", message))

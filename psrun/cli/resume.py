@@ -17,7 +17,7 @@ from psrun.config.choices import KINDS
 from psrun.config.compose import Composer, without_hydra
 from psrun.config.parse import RECORDED
 from psrun.errors import ConfigError, Problem
-from psrun.results import found, recorded_config
+from psrun.results import found, recorded_config, run_state
 from psrun.results.run_folder import CONFIG, HYDRA
 from psrun.results.sweep import RECORD as SWEEP
 
@@ -59,6 +59,7 @@ def _by_folder(argument: str) -> str:
         return argument
     try:
         folder = found.named(unquoted(value))
+        run_state.require_readable(folder or Path(unquoted(value)))
     except ConfigError as error:
         raise ConfigError([Problem("resume", problem.message) for problem in error.problems]) from error
     return argument if folder is None else f"resume={quoted(folder.absolute())}"
@@ -77,7 +78,7 @@ def _recorded_overrides(folder: Path, arguments: Sequence[str]) -> list[str]:
 def _no_run(folder: Path, error: Exception) -> str:
     if os.path.exists(folder / SWEEP):
         return f"{folder} holds a sweep; use psrun -m resume=..."
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         return f"there is no run in {folder}: no such folder (current folder: {Path.cwd()})"
     if isinstance(error, FileNotFoundError):
         return f"there is no run in {folder}: no run.json; name the folder of a run, such as runs/RUN"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.config_loader import ConfigLoader
-from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.overrides_parser import OverridesParser, create_functions
 from hydra.core.override_parser.types import ChoiceSweep, Override, OverrideType, QuotedString
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -163,13 +163,15 @@ def _unreadable(key: str, value: str, error: HydraException) -> str:
     quoted = f'{key}="{escaped}"'
     if not value.startswith(_NESTED) and "(" not in value and not isinstance(_parsed(quoted), Problem):
         return f"contains characters with a special meaning; quote the value: {shlex.quote(quoted)}"
-    if unknown := re.search(r"Unknown function '(\w+)'\s*Available: (\S*)", str(error)):
-        hint = schema.did_you_mean(unknown[1], unknown[2].split(","))
-        return f"has the value {value}, but there is no function {unknown[1]}.{hint}"
-    if reason := re.search(r"while evaluating '.*': (.*)", str(error)):
-        return f"has the value {value}, which cannot be evaluated: {reason[1]}"
-    if re.search(r"[(,]\s*[,)]", value):
-        return f"has the value {value}, in which an argument is missing"
+    if call := re.fullmatch(r"(\w+)\(.*\)", value):
+        functions = create_functions().functions
+        if call[1] not in functions:
+            hint = schema.did_you_mean(call[1], functions)
+            return f"has the value {value}, but there is no function {call[1]}.{hint}"
+        if isinstance(error.__cause__, TypeError):  # of the call
+            return f"has the value {value}, which cannot be evaluated: {error.__cause__}"
+        if re.search(r"[(,]\s*[,)]", value):
+            return f"has the value {value}, in which an argument is missing"
     where = re.search(r"at input '(.*)'|token recognition error at: '(.*)'", str(error))
     place = f" at {(where[1] or where[2])!r}" if where and (where[1] or where[2]) else ""
     return f"has the value {value}, which cannot be read{place}: close each bracket and quote, and quote text"

@@ -112,7 +112,7 @@ class _Stopped:
         if now.gone:
             return f"gone: {now.gone}"
         if now.status == submitted.NOT_RUN:
-            return "its job has ended, and the run had not begun"
+            return "its job has been cancelled, or has ended before the run began"
         if not now.ended:
             return ""
         saved = [row.get("step") for row in reading.entries(now.result.get("checkpoints")) if row.get("good")]
@@ -134,7 +134,8 @@ class _Stopped:
             return
         job = reading.mapping(self.record.get("process")).get("slurm_job")
         if self.record.get("status") == submitted.PENDING:
-            self._cancel(str(job))
+            slurm.cancel(str(job))  # there is nothing to save: the run has not begun
+            submitted.record(self.folder, slurm_job=str(job), status=submitted.NOT_RUN)
             return
         if job is not None:
             try:
@@ -153,15 +154,6 @@ class _Stopped:
                 with contextlib.suppress(psutil.TimeoutExpired):
                     running.wait(_HANDLED_WITHIN_S)  # two of the same kind may arrive as one
                 running.send_signal(signal.SIGINT)
-
-    def _cancel(self, job: str) -> None:
-        """Cancels a job that waits, or that has ended before the run began. Raises PsrunError if that is impossible."""
-        slurm.cancel_waiting(job)
-        state = slurm.look(job)
-        if state.is_alive and not state.waits:
-            raise PsrunError(f"job {job} has just begun; once psrun list shows the run, psrun stop ends it")
-        if not state.is_alive:
-            submitted.record(self.folder, slurm_job=job, status=submitted.NOT_RUN)
 
     def await_end(self, deadline_s: float, *, kill: bool) -> str:
         """How it has ended, in words; empty if it has not until the deadline, as of `time.monotonic`.

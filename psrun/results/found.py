@@ -58,12 +58,15 @@ def resolved(word: str) -> Path:
       ConfigError: there is none, or there are several; names the candidates.
     """
     path = Path(word).expanduser()
-    if path.exists():
+    if os.path.exists(path):
         return existing(path)
     folder = named(word)
-    if folder is None:
-        raise ConfigError(f"there is no folder {path} (current folder: {Path.cwd()}){_guess(word)}")
-    return folder
+    if folder is not None:
+        return folder
+    try:
+        return existing(path)
+    except ConfigError as error:
+        raise ConfigError(f"{error}{_guess(word)}") from error
 
 
 def named(word: str) -> Path | None:
@@ -76,7 +79,7 @@ def named(word: str) -> Path | None:
       ConfigError: there are several; names them.
     """
     end = word.strip("/")
-    if not end or Path(word).expanduser().exists():
+    if not end or os.path.exists(Path(word).expanduser()):
         return None
     there = [Path(folder) for folder, _ in walk(str(RUNS))]
     matches = _outermost([folder for folder in there if end in (folder.name, labels.read(folder).name)])
@@ -92,7 +95,7 @@ def _inside(word: str) -> Path | None:
     """The job of a sweep that NAME/JOB means; None if there is none."""
     name, _, job = word.partition("/")
     sweep = named(name) if job else None
-    return sweep / job if sweep is not None and (sweep / job).is_dir() else None
+    return sweep / job if sweep is not None and os.path.isdir(sweep / job) else None
 
 
 def resolved_run(word: str) -> Path:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import shlex
+import stat
 import time
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
@@ -55,12 +57,25 @@ def holds_run(names: Set[str]) -> bool:
 
 
 def existing(folder: Path) -> Path:
-    """`folder`. Raises ConfigError if it does not exist."""
+    """`folder`. Raises ConfigError if it does not exist, or cannot be read."""
+    require_readable(folder)
     if folder.is_dir():
         return folder
     if folder.exists():
         raise ConfigError(f"{folder} is a file; name the run folder, such as {folder.parent}")
     raise ConfigError(f"there is no folder {folder} (current folder: {Path.cwd()})")
+
+
+def require_readable(folder: Path) -> None:
+    """Raises ConfigError if this user cannot look into a folder, or into one above it."""
+    try:
+        is_folder = stat.S_ISDIR(folder.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be read: {error.strerror}") from error
+    if is_folder and not os.access(folder, os.R_OK | os.X_OK):
+        raise ConfigError(f"{folder} cannot be read: {os.strerror(errno.EACCES)}")
 
 
 def printable(path: Path | str) -> str:
@@ -170,7 +185,9 @@ def look(path: Path, *, supervised: bool = False) -> RunState:
     result, problem = reading.loaded(path / RESULT)
     if problem:
         with contextlib.suppress(OSError):
-            result = summary.of_events(EventReader(path / METRICS).read()) or submitted.result(path)
+            result = summary.of_events(EventReader(path / METRICS).read())
+    if not result and not os.path.exists(path / RESULT):
+        result = submitted.result(path)
     beats = task_files.beats(path)
     written_s = _written_s(path)
     over = result.get("status") in OVER

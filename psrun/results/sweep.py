@@ -20,7 +20,7 @@ from typing import Any
 import psrun
 from psrun import files, process
 from psrun.errors import ConfigError, Problem, SweepError
-from psrun.results import reading, run_state
+from psrun.results import reading, run_state, submitted
 from psrun.results.events import Progress
 from psrun.results.run_folder import OVER, PAUSED, PRUNED, RESULT, SEARCH_STATES, RunFolder
 
@@ -33,7 +33,7 @@ _HOLD_WITHIN_S = 1.0
 _LOWER_IS_BETTER = ("loss", "error", "crossentropy", "mae", "mse", "mape", "msle", "_s")
 _RECORDED = ("number", "overrides", "folder", "status", "metric", "wall_s", "exit_code", "error", "rungs")
 RECORDED_ENDS = (*OVER, *SEARCH_STATES)
-_ENDED = (*RECORDED_ENDS, "gone", run_state.UNKNOWN)
+_ENDED = (*RECORDED_ENDS, "gone", run_state.UNKNOWN, submitted.NOT_RUN)
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Sweep:
         record, problem = reading.loaded(path / RECORD)
         if problem or "arguments" not in record:
             reason = problem or f"{RECORD} has no arguments"
-            hint = "; it holds a run: use psrun resume=... without -m" if (path / RESULT).exists() else ""
+            hint = "; it holds a run: use psrun resume=... without -m" if os.path.exists(path / RESULT) else ""
             raise ConfigError([Problem("resume", f"there is no sweep in {path} ({reason}){hint}")])
         return cls.from_record(path, record)
 
@@ -235,9 +235,13 @@ class Sweep:
                 run = RunFolder(self.folder(job))
                 if run.is_paused:
                     run.record("search", **{**run.stored()["search"], "state": PRUNED})
-                elif job.status == PAUSED and not run.path.exists():
+                elif job.status == PAUSED and self.was_removed(job):
                     self.jobs[number] = replace(job, status=PRUNED, doing=PRUNED)
         self.write()
+
+    def was_removed(self, job: Job) -> bool:
+        """Whether a search has paused or pruned the job and its folder was removed: its status holds nevertheless."""
+        return job.status in SEARCH_STATES and not os.path.exists(self.folder(job))
 
     def folder(self, job: Job) -> Path:
         return self.path / job.folder

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections import Counter
@@ -129,7 +130,7 @@ class SweepReader:
 
     def _read(self) -> Sweep | None:
         record, problem = reading.loaded(self._path / RECORD)
-        if not self._path.is_dir():
+        if not os.path.isdir(self._path):
             raise PsrunError(f"the folder {self._path} was moved or deleted")
         if record:
             return Sweep.from_record(self._path, record)
@@ -151,7 +152,7 @@ class SweepReader:
         """The state of a job, which is `job` before it starts."""
         stamp_s = reading.changed_s(path / RESULT)
         recorded = self._sweep.jobs.get(job.number) if self._sweep and job.number is not None else None
-        if recorded and recorded.status in SEARCH_STATES and not path.exists():  # it was removed: nothing runs it again
+        if self._sweep and recorded and self._sweep.was_removed(recorded):
             return recorded
         known_s, previous = self._known.get(path, (0.0, job))
         if known_s == stamp_s and previous.status in RECORDED_ENDS and self._counts(previous.status, stamp_s):

@@ -96,12 +96,19 @@ def _print_problem(text: str) -> None:
 
 
 def execute(
-    raw: Mapping[str, Any], path: Path, overrides: list[str], *, started_s: float, keep_unrun: bool = True
+    raw: Mapping[str, Any],
+    path: Path,
+    overrides: list[str],
+    *,
+    started_s: float,
+    keep_unrun: bool = True,
+    is_own: bool = False,
 ) -> ExitCode:
     """Runs this process's part of a run in the run folder `path`. Errors are recorded in run.json.
 
     Args:
       keep_unrun: whether to keep the folder of a plan or of a rejected run.
+      is_own: whether a person, and no sweep or supervisor, has started this process.
 
     Raises:
       ConfigError: the configuration is invalid, or there can be no run folder at `path`.
@@ -111,7 +118,7 @@ def execute(
     fresh = not keep_unrun and not (path / "run.json").exists()
     code = ExitCode.USAGE
     try:
-        code = _execute(raw, path, overrides, started_s)
+        code = _execute(raw, path, overrides, started_s, is_own)
     except PsrunError:
         raise
     except OSError as error:  # before there is a log, such as on a full disk
@@ -124,7 +131,7 @@ def execute(
     return code
 
 
-def _execute(raw: Mapping[str, Any], path: Path, overrides: list[str], started_s: float) -> ExitCode:
+def _execute(raw: Mapping[str, Any], path: Path, overrides: list[str], started_s: float, is_own: bool) -> ExitCode:
     try:
         run = parse.load(raw)
         me = task_assignment.identify(run, os.environ)
@@ -167,7 +174,7 @@ def _execute(raw: Mapping[str, Any], path: Path, overrides: list[str], started_s
         )
     except BaseException as error:
         code = failed(error if stop is None else stop.reason_of(error))
-        _show_resume(run, folder, code, terminal)
+        _show_resume(run, folder, code, terminal, is_own=is_own and me.owns_folder)
         undo(code)
         return code
     if me.owns_folder and code == ExitCode.DONE:
@@ -176,7 +183,7 @@ def _execute(raw: Mapping[str, Any], path: Path, overrides: list[str], started_s
     elif code != ExitCode.DONE:  # the chief has recorded the result
         recorded = folder.stored().get("error") or {"message": f"exited with code {int(code)}"}
         _print_error(terminal, recorded["message"], code, folder.path / "logs")
-        _show_resume(run, folder, code, terminal)
+        _show_resume(run, folder, code, terminal, is_own=is_own and me.owns_folder)
         undo(code)
     return code
 
@@ -293,10 +300,9 @@ def _print_error(terminal: TextIO, text: str, code: ExitCode, log: Path) -> None
     Console(file=terminal, highlight=False, soft_wrap=True).print(f"psrun: {text}{where}", style="red", markup=False)
 
 
-def _show_resume(run: RunConfig, folder: RunFolder, code: ExitCode, terminal: TextIO) -> None:
+def _show_resume(run: RunConfig, folder: RunFolder, code: ExitCode, terminal: TextIO, *, is_own: bool) -> None:
     """Prints the command that resumes a training which a person has interrupted."""
-    is_part = process.SWEEP_PID in os.environ or process.SUPERVISOR_PID in os.environ
-    if code == ExitCode.INTERRUPTED and run.mode == "train" and not is_part and folder.checkpoints.exists():
+    if is_own and code == ExitCode.INTERRUPTED and run.mode == "train" and folder.checkpoints.exists():
         text = f"to resume: {run_state.look(folder.path).resume_command}"
         Console(file=terminal, highlight=False, soft_wrap=True).print(text, markup=False)
 

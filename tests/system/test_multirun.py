@@ -287,6 +287,8 @@ def test_four_jobs_two_failures_and_an_interruption_end_complete(start):
     assert sweep.end() == 130, sweep.output
     before = sweep.results()
     assert len(before) < 4
+    logs = [sweep.folder / str(number) / "logs" / "console.log" for number in before]
+    assert not any("to resume" in log.read_text() for log in logs)  # the sweep resumes its jobs
     sweep.wait(lambda: not sweep.left(), "end of all processes", within_s=10)
     again = start(f"resume={sweep.folder}", real=True)
     assert again.end(within_s=600) == 1, again.output

@@ -201,7 +201,7 @@ def test_a_job_that_waits_is_listed_and_cancelled(on_slurm, slurm):
 
     assert [row()[name] for name in ("name", "status", "where")] == ["later", "pending", f"job {job}"]
     folder = row()["folder"]
-    assert "its job has ended, and the run had not begun" in slurm.run(*psrun, "stop", folder)
+    assert "its job has been cancelled" in slurm.run(*psrun, "stop", folder)
     assert slurm.job(job)["JobState"] == "CANCELLED"
     assert row()["status"] == "not run"
     assert "there is nothing to stop" in slurm.run(*psrun, "stop", folder)
@@ -214,7 +214,6 @@ def test_the_logs_of_a_job_and_its_end(on_slurm, slurm):
     job = job_of(run)
     run.wait_for("checkpoint")
     psrun = [sys.executable, "-m", "psrun"]
-    slurm.run("scancel", "--state=PENDING", job)  # as psrun stop, for a job that has just begun
     row = json.loads(slurm.run(*psrun, "list", str(run.root), "--json"))[0]
     assert (row["engine"], row["status"]) == ("slurm", "running")
     assert row["where"].startswith(f"job {job} on ")

@@ -19,7 +19,7 @@ from psrun.config.run_config import RunConfig
 from psrun.errors import ClusterError, ConfigError, ExitCode, Problem, PsrunError
 from psrun.launch.slurm import allocation, commands
 from psrun.launch.submission import Submission
-from psrun.results import labels, submitted, task_files
+from psrun.results import labels, reading, run_state, submitted, task_files
 from psrun.results.console import warner
 from psrun.results.run_folder import RESULT, RunFolder
 from psrun.results.run_state import RunState
@@ -59,6 +59,7 @@ def submit(submission: Submission, console: Console) -> ExitCode:
         console.print(text, markup=False, soft_wrap=True, end="")
         return ExitCode.DONE
     commands.needed("sbatch", "scontrol")
+    _require_no_other_job(folder)
     try:
         (folder / "logs").mkdir(parents=True, exist_ok=True)  # Slurm does not create the folder of its log
         files.write_atomic(folder / _SCRIPT, text)
@@ -66,14 +67,16 @@ def submit(submission: Submission, console: Console) -> ExitCode:
         raise ConfigError([Problem(_FOLDER, f"{folder} cannot be written to: {error}")]) from error
     before = _result(folder)
     job = commands.submit(folder / _SCRIPT)
-    if mode == "train":
+    is_new = mode == "train" and before is None
+    if is_new:
         with contextlib.suppress(OSError, PsrunError):  # the job runs nevertheless
             submitted.record(folder, slurm_job=job)
             if submission.run.run.name is not None:
                 labels.rename(folder, submission.run.run.name)
     console.print(f"Slurm job {job}  run folder {folder}", markup=False, soft_wrap=True)
     if not submission.follow:
-        text = f"to follow it: psrun watch {folder} --wait 3600; to stop it: psrun stop {folder}"
+        stop = f"psrun stop {folder}" if is_new else f"scancel {job}"
+        text = f"to follow it: psrun watch {folder} --wait 3600; to stop it: {stop}"
         console.print(text, markup=False, soft_wrap=True)
         return ExitCode.DONE
     return FollowedJob(folder, job, console, before).follow()
@@ -159,6 +162,15 @@ def _folder(submission: Submission) -> tuple[Path, list[str]]:
         raise ConfigError([Problem(_FOLDER, f"{folder} holds a run already; choose another folder")])
     others = [each for each in arguments if key_of(each) != _FOLDER]
     return folder, [*others, f"{_FOLDER}={quoted(folder)}"]
+
+
+def _require_no_other_job(folder: Path) -> None:
+    """Raises ConfigError if the run waits for another job already, and ClusterError if Slurm does not answer."""
+    run = run_state.look(folder)
+    job = reading.mapping(run.result.get("process")).get("slurm_job")
+    if run.status == submitted.PENDING and commands.look(str(job)).is_alive:
+        message = f"{folder} waits for Slurm job {job} already; psrun stop cancels it, or choose another folder"
+        raise ConfigError([Problem(_FOLDER, message)])
 
 
 def _result(folder: Path) -> bytes | None:

@@ -77,9 +77,13 @@ def stop(job: str, *, now: bool) -> None:
     _run(*stop_command(job, now=now), failed=f"job {job} cannot be stopped")
 
 
-def cancel_waiting(job: str) -> None:
-    """Cancels a job that has not begun; one that has begun goes on. Raises ClusterError if Slurm does not."""
-    _run("scancel", "--state=PENDING", job, failed=f"job {job} cannot be cancelled")
+def cancel(job: str) -> None:
+    """Cancels a job that waits or runs; nothing if it has ended. Raises ClusterError if Slurm does not."""
+    try:
+        _run("scancel", job, failed=f"job {job} cannot be cancelled")
+    except ClusterError:  # also for a job that has ended
+        if look(job).is_alive:
+            raise
 
 
 def stop_command(job: str, *, now: bool) -> list[str]:

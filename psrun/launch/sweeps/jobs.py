@@ -23,7 +23,7 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from psrun import files, process
+from psrun import process
 from psrun.config import choices
 from psrun.config.run_config import RunConfig
 from psrun.errors import ConfigError, ExitCode, Problem, SweepError, ended
@@ -111,7 +111,6 @@ def run(folder: Path, sweep: Sweep, *, elsewhere: bool, start_process: StartProc
     Returns:
       The objective, also of a paused job; None if the job failed, or did not run because the sweep is stopping.
     """
-    _wait_for_others(folder, sweep, elsewhere)
     if not sweep.is_done(folder):
         with _slot(sweep, elsewhere) as has_slot:
             if not has_slot:
@@ -126,14 +125,6 @@ def run(folder: Path, sweep: Sweep, *, elsewhere: bool, start_process: StartProc
 def ignore_interrupts() -> None:
     """Ignores Ctrl-C, which reaches every process of the terminal: the sweep forwards it."""
     signal.signal(signal.SIGINT, lambda signum, frame: None)  # not SIG_IGN, which children would inherit
-
-
-def _wait_for_others(folder: Path, sweep: Sweep, elsewhere: bool) -> None:
-    """Waits while another process has the run, such as that of a person who resumes a paused job."""
-    with contextlib.suppress(OSError):  # a file system without locks
-        while sweep.end_request() is None and files.is_locked(folder):
-            _end_with(sweep, elsewhere)
-            time.sleep(_POLL_S)
 
 
 @contextlib.contextmanager

@@ -47,9 +47,9 @@ class Parameter:
         if self.values is not None:
             return self.values
         if self.listed is not None:
-            return [_shown(value) for value in (self.listed[0], self.listed[-1])]
+            return [self.shown(value) for value in (self.listed[0], self.listed[-1])]
         # Not the ends: a learning rate of interval(0,0.1) is never 0. A whole number would hide that others are not.
-        return [_shown(self.low + share * (self.high - self.low)) for share in (0.001, 1 / math.pi, 0.999)]
+        return [self.shown(self.low + share * (self.high - self.low)) for share in (0.001, 1 / math.pi, 0.999)]
 
     @property
     def listed(self) -> Sequence[Any] | None:
@@ -61,6 +61,21 @@ class Parameter:
         if self.step is not None:
             return [self.low + place * self.step for place in range(round((self.high - self.low) / self.step) + 1)]
         return None
+
+    def shown(self, value: Any) -> str:
+        """A value as it stands after KEY=. Six digits tell configurations, and the tables that list them stay readable.
+
+        A float of a range with steps has more: all of its values are known, and must not look alike.
+        """
+        if not isinstance(value, float):
+            return str(value)
+        return f"{value:.6g}" if self.step is None else f"{value:.12g}"
+
+    def as_listed(self, value: Any) -> Any:
+        """A value that Optuna gives, as it is in `listed`."""
+        if self.is_integer or self.step is None:
+            return value
+        return self.low + round((value - self.low) / self.step) * self.step
 
     def distribution(self, optuna: Any) -> Any:
         """It as a distribution of Optuna's."""
@@ -181,11 +196,11 @@ class OptunaProposals:
 
     def overrides(self, number: int) -> list[str]:
         """The arguments of a configuration that set what the search varies."""
-        return _arguments(self._known[number])
+        return self._arguments(self._known[number])
 
     def all_overrides(self) -> list[list[str]]:
         """The arguments of all configurations of a grid, in their order."""
-        return [_arguments(dict(zip(self._space, each))) for each in self._listed or []]
+        return [self._arguments(dict(zip(self._space, each))) for each in self._listed or []]
 
     def report(self, number: int, rung: int, value: float) -> None:
         if number in self._asked:  # those of an earlier process were reported by it
@@ -213,20 +228,26 @@ class OptunaProposals:
         self._known = {number: params for number, params in self._known.items() if number in numbers}
 
     def _is_known(self, params: Mapping[str, Any]) -> bool:
-        return self._listed is not None and _arguments(params) in map(_arguments, self._known.values())
+        return self._listed is not None and self._combination(params) in map(self._combination, self._known.values())
 
     def _untried(self) -> list[tuple[Any, ...]]:
         """The combinations that were not proposed yet, of a space whose combinations are known."""
-        tried = {tuple(_shown(params[key]) for key in self._space) for params in self._known.values()}
-        return [each for each in self._listed or [] if tuple(map(_shown, each)) not in tried]
+        tried = {*map(self._combination, self._known.values())}
+        return [each for each in self._listed or [] if each not in tried]
+
+    def _combination(self, params: Mapping[str, Any]) -> tuple[Any, ...]:
+        """The parameters as in `_listed`."""
+        return tuple(each.as_listed(params[key]) for key, each in self._space.items())
+
+    def _arguments(self, params: Mapping[str, Any]) -> list[str]:
+        return [f"{key}={each.shown(params[key])}" for key, each in self._space.items()]
 
     def _trial_of(self, combination: Sequence[Any]) -> Any:
         """A trial of one combination. Those that a killed process has enqueued come before it, and fail."""
-        params = dict(zip(self._space, combination))
-        self._study.enqueue_trial(params)
+        self._study.enqueue_trial(dict(zip(self._space, combination)))
         while True:
             trial = self._study.ask(self._distributions)
-            if _arguments(trial.params) == _arguments(params):
+            if self._combination(trial.params) == tuple(combination):
                 return trial
             self._study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
 
@@ -238,15 +259,6 @@ class OptunaProposals:
         if method == "cmaes":
             return samplers.CmaEsSampler(seed=seed)
         return samplers.RandomSampler(seed=seed)
-
-
-def _arguments(params: Mapping[str, Any]) -> list[str]:
-    return [f"{key}={_shown(value)}" for key, value in params.items()]
-
-
-def _shown(value: Any) -> str:
-    """Six digits tell a configuration, and the tables that list it stay readable."""
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _cut_after_last_line(file: Path) -> None:

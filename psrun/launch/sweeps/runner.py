@@ -29,6 +29,8 @@ from psrun.results.watch.sweep import SweepMonitor
 
 _WITHIN_S = 40.0  # a run saves and exits within 25 s, and the remaining tasks of its cluster within 10 s
 _KILLED_WITHIN_S = 3.0
+_SAYS_AFTER_S = 3.0
+_LOOKS_EVERY_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -169,6 +171,8 @@ class SweepRunner:
         self._signals.raise_again()
         sweep = self.sweep
         self._require_own_folders(proposals)
+        for each in proposals:
+            self._wait_for_others(each)
         remaining = [each for each in proposals if not self._is_done(each)]
         raws = {each.number: self._raw(each) for each in remaining}
         runs = self._checked(remaining, raws)
@@ -177,6 +181,8 @@ class SweepRunner:
         if not self._shown:
             auto = jobs.jobs_at_once(list(runs.values()))
             sweep.max_parallel = self._limit if isinstance(self._limit, int) else auto
+        at = {each.number: str(each.folder.relative_to(sweep.path)) for each in proposals}
+        sweep.plan({each.number: Job(each.number, each.overrides, at[each.number]) for each in proposals})
         try:
             for each in remaining:
                 if not jobs.can_resume(each.raw, each.folder) and (each.folder / RESULT).exists():
@@ -185,13 +191,23 @@ class SweepRunner:
                 write_config(each.folder, raws[each.number])
         except OSError as error:
             raise cannot_be_written(sweep.path, error) from error
-        at = {each.number: str(each.folder.relative_to(sweep.path)) for each in proposals}
-        sweep.plan({each.number: Job(each.number, each.overrides, at[each.number]) for each in proposals})
         if not self._shown:
             self._signals.install()
             if not self.plans:
                 self._monitor.start()
             self._shown = True
+
+    def _wait_for_others(self, each: Proposal) -> None:
+        """Waits while another process has the job, such as that of a person who resumes a paused one."""
+        began_s = time.monotonic()
+        says = True
+        with contextlib.suppress(OSError):  # a file system without locks, or no folder yet
+            while files.is_locked(each.folder):
+                if says and time.monotonic() - began_s > _SAYS_AFTER_S:  # a killed sweep's jobs end sooner
+                    says = False
+                    self._print(f"job {each.number} waits for another process that runs it in {each.folder}")
+                self._signals.raise_again()
+                time.sleep(_LOOKS_EVERY_S)
 
     def start_fork_server(self) -> None:
         """Starts the fork server of the jobs if several of them are to be forked.

@@ -24,7 +24,7 @@ from psrun.results.report.commands import add_filters, joined
 from psrun.results.report.output import to_stdout
 from psrun.results.report.rows import Row
 from psrun.results.report.table import STYLES, headings, words
-from psrun.results.run_state import existing, natural
+from psrun.results.run_state import existing, natural, require_readable
 
 _SPARE = ("where", "engine", "notes", "size", "age", "marks")  # the columns that a terminal hides first
 _RIGHT = ("age", "size")
@@ -45,6 +45,7 @@ def main(arguments: list[str]) -> ExitCode:
       SystemExit: from argparse, for --help and for invalid arguments.
     """
     options = _parser().parse_args(joined(arguments))
+    require_readable(found.RUNS)
     roots = [existing(root) if root != found.RUNS else root for root in options.root or [found.RUNS]]
     lines = _lines(roots, with_jobs=options.jobs)
     if lines and (options.where or options.sort):

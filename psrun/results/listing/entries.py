@@ -179,7 +179,10 @@ def _where(run: Run) -> str | None:
 def _ended(sweep: Sweep, folder: str, inside: Sequence[Entry]) -> SweepState:
     """The state of a sweep whose process has ended, by the entries of its jobs."""
     by_path = {entry.path: entry for entry in inside}
-    jobs = [_job(job, by_path.get(os.path.join(folder, job.folder))) for _, job in sorted(sweep.jobs.items())]
+    jobs = [
+        job if sweep.was_removed(job) else _job(job, by_path.get(os.path.join(folder, job.folder)))
+        for _, job in sorted(sweep.jobs.items())
+    ]
     return SweepState(jobs, sweep.status, *ranking_of(sweep, jobs))
 
 

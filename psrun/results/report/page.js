@@ -171,7 +171,8 @@ function line(same) {
 }
 
 function table(runs) {
-  const lines = [...grouped(runs, (run) => (state.fold ? run.group : run.name)).values()].map(line);
+  const folds = (same) => state.fold && unique(same.map((run) => run.axes.seed)).length > 1;
+  const lines = [...grouped(runs, (run) => run.group).values()].flatMap((same) => (folds(same) ? [line(same)] : same.map((run) => line([run]))));
   const columns = Object.keys(lines[0] ?? { run: 0 }).filter((name) => name === "run" || lines.some((cells) => cells[name][1] !== ""));
   if (state.sort) {
     const rank = ([a], [b]) => (typeof a === "number" && typeof b === "number" ? a - b : compare(String(a), String(b)));

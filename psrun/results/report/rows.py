@@ -29,7 +29,12 @@ _LONGEST_LIST = 40  # characters of values that are shown
 _LONGEST_MAPPING = 20
 _FEATURES = "data.features"
 _TYPES = ("kind", "_target_")  # the choice of a group
-_ASIDE = ("sweep", "tracker", "profile", "system")  # nodes of what does not change what a run trains
+_ASIDE = (
+    "sweep",
+    "tracker",
+    "profile",
+    "system",
+)  # what does not change what a run trains: compared where it was chosen
 NOT_COMPARED = ("resume", "run.name", "task.type", "task.index")  # how a run was started, not what it trained
 _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     "<=": operator.le, ">=": operator.ge, "!=": operator.ne, "==": operator.eq,
@@ -154,7 +159,12 @@ def _joined(runs: Sequence[Run]) -> list[Row]:
 
 def _is_axis(key: str, rows: Sequence[Row], overridden: bool) -> bool:
     group, _, last = key.rpartition(".")
-    if key in NOT_COMPARED or _is_aside(key) or (last in _TYPES and "." not in group):
+    if (
+        key in NOT_COMPARED
+        or group == "sweep"
+        or (_is_aside(key) and not overridden)
+        or (last in _TYPES and "." not in group)
+    ):
         return False
     if not any(key in each for each in rows) or not differs(each.get(key) for each in rows):
         return False
@@ -268,8 +278,13 @@ def groups(runs: Sequence[Run]) -> list[int]:
     """The number of each run's group; runs that differ only in the seed have the same number."""
     numbers: dict[str, int] = {}
     group_of_run = []
+    named = {key for run in runs for key in run.overrides}
     for index, run in enumerate(runs):
-        others = {k: value for k, value in run.config.items() if k not in (SEED, *NOT_COMPARED) and not _is_aside(k)}
+        others = {
+            key: value
+            for key, value in run.config.items()
+            if key not in (SEED, *NOT_COMPARED) and (key in named or not _is_aside(key))
+        }
         what = _text([others, run.overrides.get("experiment")]) if run.config else str(index)
         group_of_run.append(numbers.setdefault(what, len(numbers)))
     return group_of_run

@@ -88,7 +88,7 @@ def _awaited(word: str, wait_s: float) -> tuple[Path, list[Path]]:
     while True:
         began_s = time.monotonic()
         folder = found.named(word) or Path(word).expanduser()
-        if folder.is_dir():
+        if os.path.isdir(folder):
             here = folder.resolve()
             runs = list(run_state.below(here))
             if runs or os.path.exists(here / RECORD):

@@ -43,13 +43,15 @@ def test_the_same_seed_proposes_the_same_within_the_ranges(tmp_path, method):
 
 
 @pytest.mark.parametrize("method", ["tpe", "random"])
-def test_no_float_of_a_range_with_steps_is_proposed_twice(tmp_path, method):
-    study = proposals(tmp_path, method, Parameter("rate", low=0.1, high=0.5, step=0.1))
+@pytest.mark.parametrize(("low", "step"), [(0.1, 0.1), (1e6, 1.0), (0.0, 1e-7)])
+def test_no_float_of_a_range_with_steps_is_proposed_twice(tmp_path, method, low, step):
+    study = proposals(tmp_path, method, Parameter("rate", low=low, high=low + 4 * step, step=step))
     seen = []
     while (number := study.ask()) is not None:
         seen += study.overrides(number)
         study.tell(number, 1.0)
-    assert sorted(seen) == ["rate=0.1", "rate=0.2", "rate=0.3", "rate=0.4", "rate=0.5"]
+    assert sorted(float(each.partition("=")[2]) for each in seen) == pytest.approx([low + i * step for i in range(5)])
+    assert len({*seen}) == 5
 
 
 @pytest.mark.parametrize("method", ["tpe", "random", "grid"])

@@ -73,11 +73,13 @@ def test_the_examples_that_are_checked_have_each_value_once():
     assert len([*space(f"b={','.join(map(str, range(1000)))}").examples()]) == 20
 
 
-def test_a_range_of_fractions_for_an_integer_is_explained():
-    given = space("a=interval(4,9)", "b=tag(log,interval(1,9))", "c=1,2")
-    problems = [Problem(key, "is 6.5, must be an integer") for key in "abc"]
-    assert [given.explained(each).message for each in problems] == [
-        "must be an integer, but interval(4,9) has fractions; write a=int(interval(4,9))",
-        "must be an integer, but interval(1,9) has fractions; write b=tag(log,int(interval(1,9)))",
-        "is 6.5, must be an integer",
+def test_a_range_of_fractions_for_an_integer_is_explained_once():
+    given = space("++a=interval(4,9)", "b=tag(log,interval(1,9))", "c=interval(0.5,2)", "d=1,2")
+    problems = [Problem(key, f"is {value}, must be an integer") for value in (4.5, 6.5) for key in "abcd"]
+    assert [(each.key, each.message) for each in given.explained(problems)] == [
+        ("a", "is 4.5, must be an integer; the integers of the range are int(interval(4,9))"),
+        ("b", "is 4.5, must be an integer; the integers of the range are tag(log,int(interval(1,9)))"),
+        ("c", "is 4.5, must be an integer"),
+        ("d", "is 4.5, must be an integer"),
+        ("d", "is 6.5, must be an integer"),
     ]

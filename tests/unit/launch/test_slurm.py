@@ -20,10 +20,13 @@ from psrun.cli import submit
 from psrun.config.arguments import quoted
 from psrun.config.topology import Task
 from psrun.errors import ClusterError, ConfigError, ExitCode, PsrunError
+from psrun.launch import stop
 from psrun.launch.backend import TaskProcess
 from psrun.launch.slurm import allocation, batch_job, commands, task_step
 from psrun.results import remove, run_state, task_files
+from psrun.results import submitted as submitted_runs
 from psrun.results.listing import entries
+from psrun.results.watch import commands as watch
 from psrun.roles.task_assignment import identify
 
 JOB = {
@@ -203,6 +206,32 @@ def test_a_submitted_job_that_is_not_followed(fake, tmp_path, submitted):
     assert [row[name] for name in ("status", "name", "engine", "where")] == ["pending", "first", "slurm", "job 12"]
     with pytest.raises(ConfigError, match="waits for its Slurm job; psrun stop cancels it"):
         remove.main(["one", "--yes"])
+    fake("scontrol", "echo 'JobState=PENDING'")
+    with pytest.raises(ConfigError, match="waits for Slurm job 12 already"):
+        submit.main(["slurm", "--no-follow", "hydra.run.dir=one"])
+
+
+def test_a_job_that_waits_or_has_ended_before_the_run_began_is_cancelled(fake, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "one"
+    run.mkdir()
+    submitted_runs.record(run, slurm_job="12")
+    fake("scancel", "echo 'Invalid job id specified' >&2; exit 1")
+    fake("scontrol", "echo 'JobState=CONFIGURING'")
+    assert stop.main(["one"]) == 1
+    assert "job 12 cannot be cancelled: Invalid job id specified" in capsys.readouterr().out
+    fake("scontrol", "echo 'JobState=FAILED ExitCode=3:0'")
+    assert stop.main(["one"]) == 0
+    assert run_state.look(run).status == "not run"
+    with pytest.raises(PsrunError, match="has not begun, and its job has ended"):
+        watch.main(["one", "--wait", "60"])
+    submitted_runs.record(run, slurm_job="13")
+    fake("scancel", f"echo $* > {tmp_path}/cancelled")
+    assert stop.main(["one", "--now"]) == 0
+    assert (tmp_path / "cancelled").read_text() == "13\n"
+    (run / "run.json").write_text("{")  # it has begun, and was damaged
+    assert run_state.look(run).status == "unknown"
+    remove.main(["one", "--yes"])
 
 
 def test_a_job_knows_nothing_of_the_one_that_it_was_submitted_from(fake, tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -73,23 +74,30 @@ def test_the_jobs_of_a_sweep_are_found_from_any_folder(runs, capfd, root):
 
 @pytest.mark.command
 @pytest.mark.parametrize(
-    "arguments", ["list runs", "report runs", "rm runs --older-than 0min --dry-run", "logs A", "rm A"]
-)
+    "arguments",
+    ["list runs", "report runs", "rm runs --older-than 0min --dry-run", "logs A", "rm runs/A", "resume=A",
+     "stop runs/group/x", "resume=runs/group/x"],
+)  # fmt: skip
 def test_a_folder_that_cannot_be_read_hides_no_other(runs, arguments):
     """As a person without the rights of root, who shares the folder with others."""
     capabilities = "-dac_override,-dac_read_search"
     drop = ["setpriv", f"--bounding-set={capabilities}", f"--inh-caps={capabilities}"] if os.getuid() == 0 else []
     index.read(runs)
-    (runs / "A").chmod(0)
+    shutil.copytree(runs / "C", runs / "group" / "x")
+    closed = [runs / "A", runs / "group"]
+    for folder in closed:
+        folder.chmod(0)
     try:
         ended = subprocess.run([*drop, sys.executable, "-m", "psrun", *arguments.split()], timeout=60, check=False,
                                capture_output=True, text=True, env=environment())  # fmt: skip
     finally:
-        (runs / "A").chmod(0o755)
+        for folder in closed:
+            folder.chmod(0o755)
     assert "Traceback" not in ended.stderr
-    if arguments.endswith(" A"):
-        assert ended.returncode == 2
-        assert "runs/A cannot be read" in ended.stderr
+    named = re.search(r"[ =](\S+[Ax]|A)$", arguments)
+    if named:
+        assert ended.returncode in (1, 2)
+        assert f"runs/{named[1].removeprefix('runs/')} cannot be read" in ended.stderr
     else:
         assert ended.returncode == 0, ended.stderr
         assert {"B", "C"} <= {word.removeprefix("runs/").rstrip(",") for word in ended.stdout.split()}

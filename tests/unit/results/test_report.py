@@ -95,6 +95,23 @@ def test_one_row_a_run_for_programs(tmp_path, report):
     assert list(csv.DictReader((tmp_path / "out.csv").open())) == lines
 
 
+@pytest.mark.parametrize("chosen", [True, False])
+def test_a_seed_counts_once_and_what_does_not_train_counts_where_it_was_chosen(tmp_path, report, chosen):
+    for name, seed, auc, every_s in (("a", 1, 0.7, 10), ("again", 1, 0.7, 10), ("b", 2, 0.8, 10), ("c", 3, 0.9, 1)):
+        overrides = [f"seed={seed}", *([f"system.every_s={every_s}"] if chosen else [])]
+        config = {"system": {"every_s": every_s}}
+        a_run(tmp_path / "runs" / name, seed=seed, auc=auc, overrides=overrides, config=config)
+    rows = {row["run"]: row for row in listed(report, tmp_path / "runs", "--fold-seeds")}
+    if chosen:
+        assert list(rows) == ["a, again, b", "c"]
+        assert rows["a, again, b"]["val_auc"] == pytest.approx(0.75)
+        assert rows["a, again, b"]["seeds"] == 2
+    else:
+        (row,) = rows.values()
+        assert (row["seeds"], row["val_auc"]) == (3, pytest.approx(0.8))
+        assert "system.every_s" not in row
+
+
 def test_folded_seeds_have_mean_deviation_and_number(tmp_path, report):
     for seed, auc in ((1, 0.7), (2, 0.8), (3, 0.9)):
         a_run(tmp_path / "runs" / f"same{seed}", seed=seed, auc=auc)

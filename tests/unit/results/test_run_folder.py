@@ -222,7 +222,7 @@ def test_the_shards_of_a_variable_on_many_parameter_servers_are_one_range():
 def test_an_error_of_the_configuration_after_training_removes_nothing(tmp_path, monkeypatch, trained):
     """A task that starts again may find that the limit of open files is too low now, or that a file is gone."""
 
-    def ends(raw, path, overrides, started_s):
+    def ends(raw, path, overrides, started_s, is_own):
         folder = RunFolder.create(path, raw={})
         if trained:
             folder.record("epoch", metrics={"loss": 1.0})
