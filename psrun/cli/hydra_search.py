@@ -211,9 +211,10 @@ class SearchLoop:
     def _ended(self, part: Part) -> None:
         sweep = self._running.sweep
         number = self._number(part)
-        value = sweep.value(sweep.folder(sweep.jobs[number]))
+        folder = sweep.folder(sweep.jobs[number])
+        value = sweep.value(folder)
         epoch = self._rungs[part.rung]
-        is_paused = RunFolder(sweep.folder(sweep.jobs[number])).is_paused  # else a person has trained it to the end
+        is_paused = RunFolder(folder).is_paused  # else a person has trained it to the end
         if value is not None and epoch is not None and is_paused:
             sweep.reached(number, epoch, value)
         self._search.ended(part, value)

@@ -136,14 +136,14 @@ def resumed(arguments: list[str]) -> tuple[Sweep | None, list[str]]:
     sweep = Sweep.read(folder)
     before = [each for each in sweep.arguments if key_of(each) != "hydra.sweep.dir"]
     values = {key_of(each): each.partition("=")[2] for each in before}
+    # A search whose metric was mistyped knows no value yet; Optuna keeps the mode.
+    is_unmeasured = all(job.metric is None and not job.rungs for job in sweep.jobs.values())
     problems = []
     changes = []
     for argument in arguments:
         key, _, value = argument.partition("=")
         if key_of(key) == "resume" or argument in before:
             continue
-        # A search whose metric was mistyped knows no value yet; Optuna keeps the mode.
-        is_unmeasured = all(job.metric is None and not job.rungs for job in sweep.jobs.values())
         ranks = key in _RANKS and (not sweep.search or (key == "sweep.metric" and is_unmeasured))
         has_trials = key == _TRIALS and sweep.search not in (None, "grid")
         if ranks or has_trials or key in _MAY_CHANGE or key.startswith("hydra.launcher."):

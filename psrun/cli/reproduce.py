@@ -223,7 +223,7 @@ def _fresh(folder: Path | None, record: Path) -> Path:
         return folder.absolute()
     is_job = os.path.exists(record.parent / SWEEP)
     name = f"{record.parent.name}-{record.name}" if is_job else record.name
-    base = Path(_DEFAULT, f"{name}-again").absolute()  # a name, and an end, of its own
+    base = Path(_DEFAULT, f"{name}-again").absolute()  # the name of the run, and its end, name one folder
     others = (base.with_name(f"{base.name}-{number}") for number in range(2, 10_000))
     return next(each for each in (base, *others) if not each.exists())
 

@@ -22,7 +22,7 @@ def walk(root: str, *, known: Container[str] = (), levels: int = LEVELS) -> Iter
     Args:
       known: folders that are taken for runs without a look into them. So is one below `root` that cannot be read.
     """
-    inner = _entries(root)
+    inner = entries(root)
     names = {entry.name for entry in inner or ()}
     if holds_run(names) or (inner is None and levels < LEVELS):
         yield root, False
@@ -40,7 +40,7 @@ def walk(root: str, *, known: Container[str] = (), levels: int = LEVELS) -> Iter
             yield from walk(entry.path, known=known, levels=levels - 1)
 
 
-def _entries(folder: str) -> list[os.DirEntry[str]] | None:
+def entries(folder: str) -> list[os.DirEntry[str]] | None:
     """What is in a folder; None if it cannot be read, nothing if it was removed."""
     try:
         with os.scandir(folder) as entries:

@@ -67,7 +67,10 @@ def existing(folder: Path) -> Path:
 
 
 def require_readable(folder: Path) -> None:
-    """Raises ConfigError if this user cannot look into a folder, or into one above it."""
+    """Raises ConfigError if this user cannot look into a folder, or into one above it.
+
+    `Path.exists` and `Path.is_dir` raise PermissionError there; those of `os.path` say no, for runs beside others.
+    """
     try:
         is_folder = stat.S_ISDIR(folder.stat().st_mode)
     except (FileNotFoundError, NotADirectoryError):

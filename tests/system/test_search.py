@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +101,7 @@ def test_a_job_that_a_person_has_resumed_is_waited_for(start):
     try:
         # With these values, it is sure to be among the best three, and goes on.
         sweep.wait(lambda: [job["status"] for job in _jobs(sweep)].count("paused") == 7, "seven paused jobs")
-        time.sleep(1.5)
+        sweep.wait(lambda: "job 4 waits for another process" in sweep.output, "message")
         assert json.loads((best / "run.json").read_text())["trained"] == [1]
     finally:
         os.close(lock)

@@ -21,13 +21,12 @@ import pytest
 from fault_injection import Cluster
 from recorded_runs import a_run, a_sweep
 from rich.console import Console
-from support import environment
 
 from psrun import process
 from psrun.config.arguments import folder_of
 from psrun.config.topology import Task
 from psrun.errors import ConfigError, ExitCode, PsrunError
-from psrun.results import labels, run_state, task_files
+from psrun.results import found, labels, run_state, task_files
 from psrun.results.console import ConsoleSink
 from psrun.results.journal import EventReader
 from psrun.results.sweep_state import SweepReader
@@ -52,21 +51,21 @@ def quick(monkeypatch):
     signal.signal(signal.SIGTERM, before)
 
 
-def test_a_run_is_awaited_by_its_name(tmp_path):
+def test_a_run_is_awaited_by_its_name(tmp_path, monkeypatch, capsys):
     a_run(tmp_path / "runs" / "other")
-    command = [sys.executable, "-m", "psrun", "watch", "first", "--wait", "60"]
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    with subprocess.Popen(command, cwd=tmp_path, text=True, env=environment(), **streams) as watching:
-        try:
-            time.sleep(1.0)  # it looks while the run is not there
-            a_run(tmp_path / "new")
-            labels.rename(tmp_path / "new", "first")
-            (tmp_path / "new").rename(tmp_path / "runs" / "new")
-            output, _ = watching.communicate(timeout=60)
-        finally:
-            watching.kill()
-    assert watching.returncode == 0, output
-    assert "first" in output
+    monkeypatch.chdir(tmp_path)
+    named = found.named
+    words: list[str] = []
+
+    def named_later(word: str) -> Path | None:
+        words.append(word)
+        if len(words) == 3:  # it has looked twice while the run was not there
+            labels.rename(a_run(tmp_path / "runs" / "new"), "first")
+        return named(word)
+
+    monkeypatch.setattr(found, "named", named_later)
+    assert main(["first", "--wait", "60"]) == 0
+    assert "first" in capsys.readouterr().out
 
 
 def changed(folder: Path, **values: object) -> None:

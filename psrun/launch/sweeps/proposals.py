@@ -132,8 +132,7 @@ def num_combinations(space: Sequence[Parameter]) -> float:
 class OptunaProposals:
     """Configurations of a study in the folder of the sweep.
 
-    Optuna counts a trial that was asked for and never told as a bad one: one whose jobs are gone is told to
-    have failed (`keep`).
+    Optuna counts a trial without a result as a bad one. `keep` records a trial whose jobs are gone as failed.
 
     Args:
       seed: of the sampler.

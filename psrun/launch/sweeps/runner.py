@@ -181,8 +181,11 @@ class SweepRunner:
         if not self._shown:
             auto = jobs.jobs_at_once(list(runs.values()))
             sweep.max_parallel = self._limit if isinstance(self._limit, int) else auto
-        at = {each.number: str(each.folder.relative_to(sweep.path)) for each in proposals}
-        sweep.plan({each.number: Job(each.number, each.overrides, at[each.number]) for each in proposals})
+        planned = {
+            each.number: Job(each.number, each.overrides, str(each.folder.relative_to(sweep.path)))
+            for each in proposals
+        }
+        sweep.plan(planned)
         try:
             for each in remaining:
                 if not jobs.can_resume(each.raw, each.folder) and (each.folder / RESULT).exists():

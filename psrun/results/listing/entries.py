@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from psrun.results import labels, reading
+from psrun.results import found, labels, reading
 from psrun.results.report import rows, runs
 from psrun.results.report.rows import Row
 from psrun.results.report.runs import Run
@@ -93,7 +93,8 @@ def of_sweep(folder: str, inside: Sequence[Entry]) -> SweepEntry:
     state = SweepReader(path).look() if running else _ended(sweep, folder, inside)
     known = labels.read(path)
     best = state.best
-    own_bytes = sum(_blocks_bytes(entry) for entry in _entries(folder) if entry.is_file(follow_symlinks=False))
+    own = [entry for entry in found.entries(folder) or () if entry.is_file(follow_symlinks=False)]
+    own_bytes = sum(map(_blocks_bytes, own))
     row: Row = {
         "name": known.name, "status": state.status or UNKNOWN, "jobs": dict(state.counts),
         "metric": state.metric if best else None,
@@ -117,7 +118,7 @@ def of_sweep(folder: str, inside: Sequence[Entry]) -> SweepEntry:
 def size_bytes(folder: str) -> int:
     """What a folder takes on the disk."""
     total = 0
-    for entry in _entries(folder):
+    for entry in found.entries(folder) or ():
         total += _blocks_bytes(entry)
         if entry.is_dir(follow_symlinks=False):
             total += size_bytes(entry.path)
@@ -135,14 +136,6 @@ def shown(row: Row, name: str, folder: str) -> Row:
 def _flat(row: Row) -> Row:
     """The row with its metrics as columns."""
     return {**row["metrics"], **{key: value for key, value in row.items() if key != "metrics"}}
-
-
-def _entries(folder: str) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(folder) as entries:
-            return list(entries)
-    except OSError:  # removed meanwhile
-        return []
 
 
 def _blocks_bytes(entry: os.DirEntry[str]) -> int:

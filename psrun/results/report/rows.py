@@ -159,12 +159,9 @@ def _joined(runs: Sequence[Run]) -> list[Row]:
 
 def _is_axis(key: str, rows: Sequence[Row], overridden: bool) -> bool:
     group, _, last = key.rpartition(".")
-    if (
-        key in NOT_COMPARED
-        or group == "sweep"
-        or (_is_aside(key) and not overridden)
-        or (last in _TYPES and "." not in group)
-    ):
+    if key in NOT_COMPARED or group == "sweep" or (last in _TYPES and "." not in group):
+        return False
+    if _is_aside(key) and not overridden:
         return False
     if not any(key in each for each in rows) or not differs(each.get(key) for each in rows):
         return False
