@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from psrun.cluster.probe import answering
 from psrun.config import choices, topology
 from psrun.config.topology import CHIEF, Task
-from psrun.errors import ConfigError, ExitCode, final
+from psrun.errors import ConfigError, ExitCode, PsrunError, final
 from psrun.launch.backend import CLOCK, Backend, Clock, Launch, TaskHandle, end_all
 from psrun.launch.hang_detector import HangDetector, TrainingStatus
 from psrun.launch.recoveries import Recoveries
@@ -17,6 +17,7 @@ from psrun.launch.restart_policy import RestartPolicy
 from psrun.results.console import ConsoleSink
 from psrun.results.events import Event
 from psrun.results.journal import EventReader
+from psrun.results.run_folder import is_over
 from psrun.results.system_usage import UsageMeter
 from psrun.results.tables import TaskRow, task_table
 from psrun.results.task_files import age_s, shared
@@ -64,7 +65,7 @@ class Supervisor:
           BudgetSpentError: the restart budget is exhausted.
           ConfigError: a task ended with an error of the configuration.
           Interrupted: a signal ended the run, and the chief could not record it.
-          PsrunError: the engine cannot continue the run.
+          PsrunError: the engine cannot continue the run, or the chief failed and could not record it.
         """
         self._stop.at_once = self._backend.kill_all
         self._stop.defer(self._restart.stop_timeout_s + 2 * _SERVERS_END_WITHIN_S)
@@ -85,6 +86,7 @@ class Supervisor:
                 if self._sidecar is not None:
                     self._await_evaluator(self._sidecar.wait_s)
                 self._end_servers()
+                self._require_outcome(code)
                 return code
             self._look()
             self._start_due()
@@ -179,7 +181,7 @@ class Supervisor:
             if code != ExitCode.DONE:
                 self._continue_without(task, task.how_it_ended)
         elif code == ExitCode.USAGE:
-            raise ConfigError(f"{task.task}: {self._last_message(task) or task.how_it_ended}")
+            raise ConfigError(self._last_error(task))
         elif code is not None:
             self._backend.find_lost_machines()  # a chief reports a lost server long before an engine does
             self._failed(task, *self._cause_of_exit(task))
@@ -187,6 +189,17 @@ class Supervisor:
             self._backend.find_lost_machines()
             self._failed(task, task.task, cause)
             self._detectors[CHIEF].waited(self._clock.now_s())
+
+    def _require_outcome(self, code: ExitCode) -> None:
+        """Raises the error of a chief that failed before it could record one: PsrunError, or ConfigError."""
+        if code == ExitCode.DONE or is_over(self._folder.stored()):
+            return
+        error = self._last_error(self._tasks[CHIEF])
+        raise ConfigError(error) if code == ExitCode.USAGE else PsrunError(error, task=str(CHIEF))
+
+    def _last_error(self, task: TaskHandle) -> str:
+        """The task, and the error message at the end of its log; without one, how it ended."""
+        return f"{task.task}: {self._last_message(task) or task.how_it_ended}"
 
     def _last_message(self, task: TaskHandle) -> str:
         """The error message at the end of a task's log; empty without one."""

@@ -598,7 +598,7 @@ def _of_the_end(world: World) -> Iterator[str]:
     if world.now_s - suspended_s > most_s:
         yield f"it took {world.now_s:.0f} s"
     chief_code = world.chief.process.code
-    codes = {process.code for each in world.tasks.values() for process in each.processes if each is not world.chief}
+    codes = {process.code for each in world.tasks.values() for process in each.processes}
     signum = world.stop.signum
     if isinstance(world.raised, BudgetSpentError):
         expected = [ExitCode.FAILED]

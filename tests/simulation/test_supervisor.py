@@ -6,7 +6,7 @@ import dataclasses
 import signal
 
 import pytest
-from simulated_cluster import HEARTBEAT_S, Fault, Schedule, World, random_schedule, violations
+from simulated_cluster import HEARTBEAT_S, Fault, Folder, Schedule, World, random_schedule, violations
 
 from psrun.errors import BudgetSpentError, ConfigError, ExitCode, Interrupted
 
@@ -164,8 +164,18 @@ def test_a_task_of_the_data_service_that_ends_before_the_run_is_over_is_lost():
 def test_an_error_that_no_restart_mends_ends_the_run_at_once(task):
     world = run(Schedule("parameter servers", (Fault(2.0, "exit", task, ExitCode.USAGE),)))
     assert world.code == ExitCode.USAGE
-    assert isinstance(world.raised, ConfigError) == (task == "worker-0")
+    assert isinstance(world.raised, ConfigError)  # also of the chief: it ended before it could record its error
+    assert str(world.raised).startswith(task)
     assert restarts(world) == {}
+
+
+def test_the_error_of_a_chief_that_recorded_none_is_the_last_one_of_its_log(tmp_path, monkeypatch):
+    text = "Traceback: 1\npsrun: TF_CONFIG.cluster: h:1 is the address of two tasks\n"
+    tmp_path.joinpath("chief-0").write_text(text)
+    monkeypatch.setattr(Folder, "path", tmp_path)
+    world = run(Schedule("parameter servers", (Fault(2.0, "exit", "chief-0", ExitCode.FAILED),)))
+    assert (world.code, world.raised.task) == (ExitCode.FAILED, "chief-0")
+    assert str(world.raised) == "chief-0: TF_CONFIG.cluster: h:1 is the address of two tasks"
 
 
 @pytest.mark.parametrize(

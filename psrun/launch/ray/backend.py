@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ _ANSWERS_WITHIN_S = 60.0  # the first process on a node starts slowly
 _REACHED_WITHIN_S = 2.0
 _DETECTED_WITHIN_S = 120.0
 _KILLED_WITHIN_S = 5.0
+_LOOKS = 5
 _MOST_CHARACTERS = 200
 _PASSED_ON = ("TF_", "XLA_", "MLFLOW_", "OMP_", "PYTHON")  # environment variables that tasks inherit from the driver
 _DIGITS = 4  # precision of Ray
@@ -160,7 +161,7 @@ class RayBackend(Backend):
         by_node: dict[str, list[Task]] = {}
         for index, node_id in placement_group_table(self._group)["bundles_to_node_id"].items():
             by_node.setdefault(node_id, []).append(list(self.tasks)[int(index)])
-        infos = self._look_at(list(by_node.values()))
+        infos = distinct(lambda: self._look_at(list(by_node.values())))
         self._nodes = {task: info for tasks, info in zip(by_node.values(), infos, strict=True) for task in tasks}
         self.addresses = {
             task: f"{info.address}:{port}"
@@ -227,6 +228,20 @@ class RayBackend(Backend):
                 reason = str(error).strip().rpartition("\n")[2].strip()
                 message = f"the node for {task} cannot run it: {reason} (psrun must be installed there)"
                 raise ClusterError(message, task=task) from error
+
+
+def distinct(look: Callable[[], list[NodeInfo]]) -> list[NodeInfo]:
+    """What `look` finds once each task has its own address: nodes on one host may find the same port free.
+
+    Raises:
+      ClusterError: they do so again and again.
+    """
+    for _ in range(_LOOKS):
+        infos = look()
+        addresses = [(info.address, port) for info in infos for port in info.ports]
+        if len(set(addresses)) == len(addresses):
+            return infos
+    raise ClusterError(f"nodes on one host found the same free port, {_LOOKS} times")
 
 
 def lack_of_resources(bundles: Mapping[Task, Amounts], nodes: Sequence[Amounts]) -> str | None:

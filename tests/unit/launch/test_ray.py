@@ -10,7 +10,7 @@ from support import run_config
 
 from psrun.config import choices
 from psrun.config.topology import Task
-from psrun.errors import Interrupted
+from psrun.errors import ClusterError, Interrupted
 from psrun.launch.sweeps import jobs as sweep_jobs
 from psrun.process import SUPERVISOR_PID
 from psrun.roles import task_assignment
@@ -47,6 +47,20 @@ def test_a_lack_of_resources_is_named_before_ray_waits_for_them(nodes, message):
     assert shortage is None if message is None else message in shortage
     tenths = {Task("worker", index): {"CPU": 0.7} for index in range(10)}
     assert lack_of_resources(tenths, [{"CPU": 7.0}]) is None
+
+
+def test_nodes_on_one_host_that_find_the_same_port_free_are_asked_again():
+    pytest.importorskip("ray", reason="pip install -e '.[ray]'")
+    from psrun.launch.ray.backend import distinct
+    from psrun.launch.ray.node import NodeInfo
+
+    def info(address: str, *ports: int) -> NodeInfo:
+        return NodeInfo("node", address, "host", list(ports), True, "1")
+
+    good = [info("10.0.0.1", 1, 2), info("10.0.0.1", 3), info("10.0.0.2", 1)]
+    assert distinct(iter([[info("10.0.0.1", 1, 2), info("10.0.0.1", 2)], good]).__next__) == good
+    with pytest.raises(ClusterError, match="the same free port, 5 times"):
+        distinct(lambda: [info("10.0.0.1", 1), info("10.0.0.1", 1)])
 
 
 @pytest.mark.thorough
