@@ -205,6 +205,20 @@ def end_with_parent(parent: int) -> None:
         leave(1)
 
 
+def ignore_interrupts() -> None:
+    """Ignores Ctrl-C, which reaches every process of the terminal: the sweep forwards it."""
+    signal.signal(signal.SIGINT, lambda signum, frame: None)  # not SIG_IGN, which children would inherit
+
+
+def begin_worker(parent: int) -> None:
+    """Begins a process in which a launcher runs jobs of a sweep: it ends with `parent`, and by no Ctrl-C.
+
+    Before the imports of its first job: a worker that ends meanwhile ends all others, and no job of theirs would save.
+    """
+    ignore_interrupts()
+    end_with_parent(parent)
+
+
 def end_with_supervisor() -> None:
     """Asks the kernel to kill this process when its supervisor, if any, ends."""
     if SUPERVISOR_PID in os.environ:

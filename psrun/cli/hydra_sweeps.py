@@ -174,7 +174,7 @@ def job(composed: DictConfig) -> float | None:
     settings = HydraConfig.get()
     folder = Path(settings.runtime.output_dir)
     sweep = Sweep.read(Path(settings.sweep.dir))
-    jobs.ignore_interrupts()  # the sweep forwards them
+    process.ignore_interrupts()
     return jobs.run(folder, sweep, elsewhere=True)
 
 
@@ -235,7 +235,7 @@ class SweepLauncher(Launcher):
         plugins = Plugins.instance()
         inner = plugins.instantiate_launcher(hydra_context=hydra_context, task_function=task_function, config=config)
         if hasattr(inner, "joblib"):  # its options for joblib.Parallel; workers would outlive a killed sweep
-            inner.joblib.update(initializer=process.end_with_parent, initargs=(os.getpid(),))
+            inner.joblib.update(initializer=process.begin_worker, initargs=(os.getpid(),))
             self._running.resources.callback(_end_workers)
         self._inner = inner
 

@@ -117,3 +117,15 @@ def test_exit_codes_of_children_are_kept_where_a_parent_ignores_them():
         "from psrun import process; process.prepare(); print(subprocess.run(['false']).returncode)"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "1\n"
+
+
+def test_a_worker_of_a_launcher_outlives_an_interrupt_and_ends_with_its_parent():
+    code = (
+        "import os, signal, time; from psrun import process; process.begin_worker(os.getppid());"
+        "os.kill(os.getpid(), signal.SIGINT); print('goes on', flush=True); time.sleep(60)"
+    )
+    parent = python(f"import subprocess, sys; subprocess.run([sys.executable, '-c', {code!r}])")
+    assert parent.stdout is not None
+    assert parent.stdout.readline() == "goes on\n"
+    parent.kill()
+    assert parent.communicate(timeout=30)[0] == ""  # the worker had the pipe too, and has ended

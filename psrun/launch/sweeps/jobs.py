@@ -122,11 +122,6 @@ def run(folder: Path, sweep: Sweep, *, elsewhere: bool, start_process: StartProc
     return sweep.value(folder)
 
 
-def ignore_interrupts() -> None:
-    """Ignores Ctrl-C, which reaches every process of the terminal: the sweep forwards it."""
-    signal.signal(signal.SIGINT, lambda signum, frame: None)  # not SIG_IGN, which children would inherit
-
-
 @contextlib.contextmanager
 def _slot(sweep: Sweep, elsewhere: bool) -> Iterator[bool]:
     """Waits for a free slot among the running jobs; False if the sweep is stopping."""
