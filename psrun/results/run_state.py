@@ -86,6 +86,13 @@ def printable(path: Path | str) -> str:
     return os.fsencode(path).decode("utf-8", errors="backslashreplace")
 
 
+def resume_argument(folder: Path) -> str:
+    """The argument that resumes the run or the sweep in `folder`, as a shell takes it."""
+    if re.fullmatch(r"[\w./+:@-]+", str(folder)):
+        return f"resume={folder}"
+    return shlex.quote(f"resume={quoted(folder)}")
+
+
 def natural(text: str) -> list[tuple[int, int | str]]:
     """A key that sorts 2 before 10."""
     return [(0, int(part)) if part.isdecimal() else (1, part) for part in re.split(r"(\d+)", text) if part]
@@ -168,9 +175,7 @@ class RunState:
     def resume_command(self) -> str:
         """The command that resumes the run; with Slurm it submits a new job."""
         submit = "submit slurm " if reading.mapping(self.result.get("cluster")).get("topology") == "slurm" else ""
-        if re.fullmatch(r"[\w./+:@-]+", str(self.path)):
-            return f"psrun {submit}resume={self.path}"
-        return f"psrun {submit}{shlex.quote(f'resume={quoted(self.path)}')}"
+        return f"psrun {submit}{resume_argument(self.path)}"
 
     @property
     def overrides(self) -> list[str]:

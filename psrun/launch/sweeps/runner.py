@@ -17,12 +17,12 @@ from rich.console import Console
 
 from psrun import files, process
 from psrun.config import choices, parse, schema
-from psrun.config.arguments import key_of, quoted
+from psrun.config.arguments import key_of
 from psrun.config.run_config import RunConfig, SweepKeys
 from psrun.errors import ConfigError, ExitCode, Interrupted, Problem, SweepError
 from psrun.launch.child_processes import ForkServer, start_alone
 from psrun.launch.sweeps import jobs
-from psrun.results import recorded_config
+from psrun.results import recorded_config, run_state
 from psrun.results.run_folder import PRUNED, RESULT, SEARCH_STATES, RunFolder, write_config
 from psrun.results.sweep import END, KILL, RECORD, Job, Sweep, cannot_be_written, distinguishing
 from psrun.results.watch.sweep import SweepMonitor
@@ -347,7 +347,7 @@ class SweepRunner:
         succeeded = not codes or (sweep.search is not None and signum is None)
         sweep.end("interrupted" if signum is not None else "completed" if succeeded else "failed")
         if not succeeded and not self.plans:
-            self._print(f"to resume the other jobs: psrun -m resume={quoted(sweep.path)}")
+            self._print(f"to resume the other jobs: psrun -m {run_state.resume_argument(sweep.path)}")
         if signum is not None:
             return Interrupted(signum).exit_code
         if self.plans:
