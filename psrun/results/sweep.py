@@ -19,7 +19,7 @@ from typing import Any
 
 import psrun
 from psrun import files, process
-from psrun.errors import ConfigError, Problem, SweepError
+from psrun.errors import CANNOT_GROW, ConfigError, Problem, SweepError
 from psrun.results import reading, run_state, submitted
 from psrun.results.events import Progress
 from psrun.results.run_folder import OVER, PAUSED, PRUNED, RESULT, SEARCH_STATES, RunFolder
@@ -141,8 +141,8 @@ class Sweep:
           again: whether to resume the sweep in the folder; otherwise the folder must hold none.
 
         Raises:
-          ConfigError: another process has locked it, or it holds a sweep already.
-          SweepError: the folder cannot be written.
+          ConfigError: another process has locked it, it holds a sweep already, or it cannot be written.
+          SweepError: the disk is full, or that of a resumed sweep cannot be written.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -156,7 +156,10 @@ class Sweep:
             shutil.rmtree(self._shared, ignore_errors=True)
             self._shared.mkdir()
         except OSError as error:
-            raise cannot_be_written(self.path, error) from error
+            if again or error.errno in CANNOT_GROW:
+                raise cannot_be_written(self.path, error) from error
+            reason = f"cannot be created or written to: {error.strerror or error}; choose another folder"
+            raise ConfigError([Problem("hydra.sweep.dir", f"{self.path} {reason}")]) from error
         self.host = socket.gethostname()
         self.process = process.this_process()
         self.started_s = time.time()

@@ -143,6 +143,8 @@ def test_a_folder_has_one_sweep(tmp_path):
     (over / "sweep.json").write_text("{}")
     with pytest.raises(ConfigError, match="holds a sweep already"):
         Sweep(over, ["-m"]).begin(again=False)
+    with pytest.raises(ConfigError, match=r"hydra.sweep.dir: .* cannot be created or written to: Not a directory"):
+        Sweep(over / "sweep.json" / "sweep", ["-m"]).begin(again=False)
 
 
 def test_a_sweep_is_read_as_it_was_written(tmp_path):
