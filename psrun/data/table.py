@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import functools
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import tensorflow as tf
 
-from psrun.config.schema import did_you_mean
 from psrun.data import (
     feature_spec,
     files,
@@ -23,6 +22,7 @@ from psrun.data import (
     proposals,
     splits,
     table_features,
+    table_rules,
     text,
 )
 from psrun.data.columns import ColumnSpec
@@ -113,11 +113,11 @@ class Table(ByNumber):
         tell: Callable[[str], None] = lambda text: None,
     ) -> None:
         names = (label,) if isinstance(label, str) else tuple(label)
-        _raise(
-            *_problems_of_labels(names, task, num_classes, label_vocabulary),
+        table_rules.require_none(
+            *table_rules.of_labels(names, task, num_classes, label_vocabulary),
             *text.problems(delimiter, columns, encoding),
-            *_problems_of_label(task, num_classes, label_vocabulary),
-            *_problems_of_numbers(format, num_buckets, max_bad_rows),
+            *table_rules.of_label(task, num_classes, label_vocabulary),
+            *table_rules.of_numbers(format, num_buckets, max_bad_rows),
         )
         specs = feature_spec.read(features) if features is not None else {}
         train, evaluation = _files(path, eval_path, overlapping=predicting)
@@ -132,10 +132,10 @@ class Table(ByNumber):
             folders=(path, eval_path),
         )
         known = formats.columns(train[0], layout)
-        _check_columns({}, names, weight, known, layout, train[0])
+        table_rules.check_columns({}, names, weight, known, layout, train[0])
         recorded = recorded or {}
         split_spec = _split(split, bool(evaluation), recorded)
-        _check_split(split_spec, known, train[0])
+        table_rules.check_split(split_spec, known, train[0])
         options = preparation.Options(max_bad_rows, cache, tell)
         guess = _Guess(train, layout, names, weight, known, options)
         described = functools.partial(_described_label, task, num_classes, label_vocabulary)
@@ -143,14 +143,14 @@ class Table(ByNumber):
             name: described(_recorded_label(recorded, name, names)) or guess.target(name, task, num_classes)
             for name in names
         }
-        _require_several(targets)
+        table_rules.check_targets(targets)
         self.guessed: list[dict[str, Any]] = []
         if not specs and recorded:
             specs = feature_spec.recorded(recorded, known or (), run_folder)
         if not specs:
             specs, self.guessed = guess.features(num_buckets)
         reader = TableReader(_columns(specs, layout), layout, train[0], known, rows=guess.rows)
-        _check_columns(reader.specs, names, weight, known, layout, train[0])
+        table_rules.check_columns(reader.specs, names, weight, known, layout, train[0])
         reader = reader.with_targets(targets, weight)
         prepared = _not_empty(reader.split(train, options, split_spec, recorded), train)
         self.rows_to_predict: RowsToPredict | None = None
@@ -327,34 +327,6 @@ class Table(ByNumber):
         return features, label, *weights
 
 
-def _raise(*problems: Problem) -> None:
-    """Raises ConfigError if there are problems."""
-    if problems:
-        raise ConfigError(problems)
-
-
-def _problems_of_label(
-    task: str | None, num_classes: int | None, label_vocabulary: labels.Vocabulary | None
-) -> Iterator[Problem]:
-    if task is not None and task not in get_args(Task):
-        yield Problem("data.task", f"is {task!r}, must be one of {', '.join(get_args(Task))}")
-    if task == "multiclass" and label_vocabulary is None and (num_classes is None or num_classes < 2):
-        yield Problem("data.num_classes", f"is {num_classes}, must be 2 or more with data.task=multiclass")
-    if task != "multiclass" and num_classes is not None:
-        yield Problem("data.num_classes", "requires data.task=multiclass; remove it")
-    if label_vocabulary is not None and task is not None:
-        yield from labels.fitting(task, num_classes, label_vocabulary)
-
-
-def _problems_of_numbers(format: str | None, num_buckets: int | None, max_bad_rows: int) -> Iterator[Problem]:
-    if format is not None and format not in formats.FORMATS:
-        yield Problem("data.format", f"is {format!r}, must be one of {', '.join(formats.FORMATS)}, or null")
-    if num_buckets is not None and num_buckets < 1:
-        yield Problem("data.num_buckets", f"is {num_buckets}, must be 1 or more")
-    if max_bad_rows < 0:
-        yield Problem("data.max_bad_rows", f"is {max_bad_rows}, must be 0 or more")
-
-
 def _files(path: str, eval_path: str | None, *, overlapping: bool) -> tuple[list[str], list[str]]:
     """The training files and the evaluation files; a file may be both only if they are `overlapping`."""
     train = files.find(path)
@@ -383,28 +355,6 @@ def _recorded_label(recorded: Mapping[str, Any], name: str, names: Sequence[str]
     if len(names) == 1:
         return recorded
     return {"label": recorded["labels"][name]} if name in recorded.get("labels", {}) else {}
-
-
-def _problems_of_labels(
-    names: Sequence[str], task: str | None, num_classes: int | None, vocabulary: labels.Vocabulary | None
-) -> Iterator[Problem]:
-    if not names or len({*names}) < len(names):
-        yield Problem("data.label", f"is {list(names)}, must be a column, or several different ones")
-    if len(names) > 1:
-        for key, value in (("task", task), ("num_classes", num_classes), ("label_vocabulary", vocabulary)):
-            if value is not None:
-                message = "is inferred for each of several labels; set it to null"
-                yield Problem(f"data.{key}", message)
-
-
-def _require_several(targets: Mapping[str, label_guess.Label]) -> None:
-    """Raises ConfigError if one of several labels has more than two classes."""
-    for name, target in targets.items():
-        if len(targets) > 1 and target.task == "multiclass":
-            message = (
-                f"names {name!r}, which has {target.num_classes} classes; several labels have two each, or are numbers"
-            )
-            raise ConfigError([Problem("data.label", message)])
 
 
 def _described_label(
@@ -483,63 +433,3 @@ class _Guess:
             raise ConfigError([Problem("data.features", message)])
         self.warnings = tuple(proposals.warnings(proposed))
         return features, [each.row(name) for name, each in proposed.items()]
-
-
-def _check_columns(
-    specs: Mapping[str, ColumnSpec],
-    labels: Sequence[str],
-    weight: str | None,
-    known: Sequence[str] | None,
-    layout: Layout,
-    name: str,
-) -> None:
-    """Raises ConfigError if columns are not there, or are used for two things."""
-    keys = {
-        feature: f"data.features.{spec.weights_of or feature}{'.weights' * bool(spec.weights_of)}"
-        for feature, spec in specs.items()
-    }
-    of_labels = {"data.label" if len(labels) == 1 else f"data.label[{at}]": each for at, each in enumerate(labels)}
-    columns = {**of_labels, **{keys[feature]: spec.column for feature, spec in specs.items()}}
-    problems: list[Problem] = []
-    if weight is not None:
-        if weight in labels:
-            problems.append(Problem(WEIGHT, f"{weight!r} is the label; choose another column"))
-        for feature, spec in specs.items():
-            if weight in (feature, spec.column):
-                message = f"{weight!r} is also {keys[feature]}; choose another column, or remove the feature"
-                problems.append(Problem(WEIGHT, message))
-        columns[WEIGHT] = weight
-    for key, column in columns.items():
-        if known is not None and column not in known:
-            hint = (
-                text.delimiter_hint(name, layout, column)
-                or text.header_hint(known, layout)
-                or did_you_mean(column, known)
-            )
-            problems.append(Problem(key, f"{name} has no column {column!r}.{hint}"))
-        elif key not in (*of_labels, WEIGHT):
-            taken = [label for label in labels if label == column or key == keys.get(label)]
-            problems += [Problem(key, f"{label!r} is the label; choose another column") for label in taken]
-    if layout.is_text:
-        problems += _problems_in_text(specs, layout)
-    _raise(*problems)
-
-
-def _problems_in_text(specs: Mapping[str, ColumnSpec], layout: Layout) -> Iterator[Problem]:
-    """Features that a field of text cannot hold."""
-    for feature, spec in specs.items():
-        key = f"data.features.{spec.weights_of or feature}"
-        if spec.width != 1:
-            message = f"is {spec.width}, must be 1: a text field holds one value; set max_values for a list"
-            yield Problem(f"{key}.width", message)
-        if spec.max_values is not None and spec.separator == layout.delimiter and not layout.quoted:
-            message = f"is {spec.separator!r}, as is the delimiter of the fields; choose another one"
-            yield Problem(f"{key}.separator", message)
-
-
-def _check_split(spec: splits.SplitSpec, known: Sequence[str] | None, name: str) -> None:
-    if known is None and spec.by in ("group", "time", "last"):
-        message = f"is {spec.by}, which TFRecord files have no columns for; choose rows or none, or set data.eval_path"
-        raise ConfigError([Problem(f"{splits.KEY}.by", message)])
-    missing = [each for each in splits.columns_of(spec).items() if known is not None and each[1] not in known]
-    _raise(*(Problem(key, f"{name} has no column {each!r}.{did_you_mean(each, known or ())}") for key, each in missing))
