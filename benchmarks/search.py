@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import shutil
 import statistics
 import subprocess
 import sys
@@ -85,7 +86,7 @@ class Repetition:
 
 
 def swept(task: str, more: Sequence[str], folder: Path, seed: int) -> Sweep:
-    """Runs a sweep in a process of its own."""
+    """Runs a sweep in a process of its own, and removes its folder: it has gigabytes of checkpoints."""
     command = [sys.executable, "-m", "psrun", "-m", *COMMON, *TASKS[task], f"seed={seed}", *more]
     began_s = time.monotonic()
     with (folder.parent / f"{folder.name}.log").open("wb") as log:
@@ -101,6 +102,7 @@ def swept(task: str, more: Sequence[str], folder: Path, seed: int) -> Sweep:
             each for each in job["overrides"] if not each.startswith(("sweep.", "trainer.", "data.", "seed", "cluster"))
         ]
         curves[" ".join(sorted(own))] = [each["metrics"]["loss"] for each in events if each["event"] == "evaluation"]
+    shutil.rmtree(folder)
     return Sweep(steps, wall_s, curves)
 
 

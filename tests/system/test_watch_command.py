@@ -238,11 +238,14 @@ def test_after_the_fact_it_ends_at_once_with_the_code_of_the_run(tmp_path, capfd
     [
         ("run", "local", "psrun resume={}"),
         ("run", "slurm", "psrun submit slurm resume={}"),
+        ("run", "kubernetes", "psrun submit kubernetes model=dense kubernetes.name=first"),
         ("it's a run", "local", "psrun {}"),
     ],
 )
 def test_the_command_that_resumes_an_interrupted_run_can_be_pasted(tmp_path, capfd, name, topology, expected):
-    folder = a_run(tmp_path / name, status="interrupted", exit_code=175, cluster={"topology": topology})
+    overrides = ["cluster=kubernetes", "model=dense", "kubernetes.name=first"]
+    cluster = {"topology": topology}
+    folder = a_run(tmp_path / name, status="interrupted", exit_code=175, cluster=cluster, overrides=overrides)
     assert main([str(folder)]) == ExitCode.RESTART
     command = capfd.readouterr().out.partition("to resume: ")[2].strip()
     if expected == "psrun {}":
