@@ -73,6 +73,16 @@ def guess(profile: Profile, *, task: str | None = None, num_classes: int | None 
     return _number_label(profile, "multiclass" if num_classes is not None else task, num_classes)
 
 
+def require_two_classes(labels: Mapping[str, Label]) -> None:
+    """Raises ConfigError if one of several labels has more than two classes."""
+    for name, label in labels.items():
+        if len(labels) > 1 and label.task == "multiclass":
+            message = (
+                f"names {name!r}, which has {label.num_classes} classes; several labels have two each, or are numbers"
+            )
+            raise ConfigError([Problem("data.label", message)])
+
+
 def _label_error(message: str, key: str = "data.label") -> ConfigError:
     return ConfigError([Problem(key, message)])
 

@@ -112,6 +112,19 @@ def columns_of(spec: SplitSpec) -> dict[str, str]:
     return {key: column for key, column in named.items() if column is not None}
 
 
+def check_columns(spec: SplitSpec, known: Sequence[str] | None, name: str) -> None:
+    """Raises ConfigError if the file `name` does not have the columns of the split."""
+    if known is None and spec.by in ("group", "time", "last"):
+        message = f"is {spec.by}, which TFRecord files have no columns for; choose rows or none, or set data.eval_path"
+        raise ConfigError([Problem(f"{KEY}.by", message)])
+    missing = [each for each in columns_of(spec).items() if known is not None and each[1] not in known]
+    if missing:
+        raise ConfigError(
+            Problem(key, f"{name} has no column {each!r}.{schema.did_you_mean(each, known or ())}")
+            for key, each in missing
+        )
+
+
 class Split(abc.ABC):
     """A split of files.
 

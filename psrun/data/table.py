@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
+from psrun.config.schema import did_you_mean
 from psrun.data import (
     feature_spec,
     files,
@@ -22,7 +23,6 @@ from psrun.data import (
     proposals,
     splits,
     table_features,
-    table_rules,
     text,
 )
 from psrun.data.columns import ColumnSpec
@@ -113,11 +113,11 @@ class Table(ByNumber):
         tell: Callable[[str], None] = lambda text: None,
     ) -> None:
         names = (label,) if isinstance(label, str) else tuple(label)
-        table_rules.require_none(
-            *table_rules.of_labels(names, task, num_classes, label_vocabulary),
+        _raise(
+            *labels.column_problems(names, task, num_classes, label_vocabulary),
             *text.problems(delimiter, columns, encoding),
-            *table_rules.of_label(task, num_classes, label_vocabulary),
-            *table_rules.of_numbers(format, num_buckets, max_bad_rows),
+            *labels.description_problems(task, num_classes, label_vocabulary),
+            *_problems_of_numbers(format, num_buckets, max_bad_rows),
         )
         specs = feature_spec.read(features) if features is not None else {}
         train, evaluation = _files(path, eval_path, overlapping=predicting)
@@ -132,10 +132,10 @@ class Table(ByNumber):
             folders=(path, eval_path),
         )
         known = formats.columns(train[0], layout)
-        table_rules.check_columns({}, names, weight, known, layout, train[0])
+        _check_columns({}, names, weight, known, layout, train[0])
         recorded = recorded or {}
         split_spec = _split(split, bool(evaluation), recorded)
-        table_rules.check_split(split_spec, known, train[0])
+        splits.check_columns(split_spec, known, train[0])
         options = preparation.Options(max_bad_rows, cache, tell)
         guess = _Guess(train, layout, names, weight, known, options)
         described = functools.partial(_described_label, task, num_classes, label_vocabulary)
@@ -143,14 +143,14 @@ class Table(ByNumber):
             name: described(_recorded_label(recorded, name, names)) or guess.target(name, task, num_classes)
             for name in names
         }
-        table_rules.check_targets(targets)
+        label_guess.require_two_classes(targets)
         self.guessed: list[dict[str, Any]] = []
         if not specs and recorded:
             specs = feature_spec.recorded(recorded, known or (), run_folder)
         if not specs:
             specs, self.guessed = guess.features(num_buckets)
         reader = TableReader(_columns(specs, layout), layout, train[0], known, rows=guess.rows)
-        table_rules.check_columns(reader.specs, names, weight, known, layout, train[0])
+        _check_columns(reader.specs, names, weight, known, layout, train[0])
         reader = reader.with_targets(targets, weight)
         prepared = _not_empty(reader.split(train, options, split_spec, recorded), train)
         self.rows_to_predict: RowsToPredict | None = None
@@ -327,6 +327,21 @@ class Table(ByNumber):
         return features, label, *weights
 
 
+def _raise(*problems: Problem) -> None:
+    """Raises ConfigError if there are problems."""
+    if problems:
+        raise ConfigError(problems)
+
+
+def _problems_of_numbers(format: str | None, num_buckets: int | None, max_bad_rows: int) -> Iterator[Problem]:
+    if format is not None and format not in formats.FORMATS:
+        yield Problem("data.format", f"is {format!r}, must be one of {', '.join(formats.FORMATS)}, or null")
+    if num_buckets is not None and num_buckets < 1:
+        yield Problem("data.num_buckets", f"is {num_buckets}, must be 1 or more")
+    if max_bad_rows < 0:
+        yield Problem("data.max_bad_rows", f"is {max_bad_rows}, must be 0 or more")
+
+
 def _files(path: str, eval_path: str | None, *, overlapping: bool) -> tuple[list[str], list[str]]:
     """The training files and the evaluation files; a file may be both only if they are `overlapping`."""
     train = files.find(path)
@@ -433,3 +448,55 @@ class _Guess:
             raise ConfigError([Problem("data.features", message)])
         self.warnings = tuple(proposals.warnings(proposed))
         return features, [each.row(name) for name, each in proposed.items()]
+
+
+def _check_columns(
+    specs: Mapping[str, ColumnSpec],
+    labels: Sequence[str],
+    weight: str | None,
+    known: Sequence[str] | None,
+    layout: Layout,
+    name: str,
+) -> None:
+    """Raises ConfigError if columns are not there, or are used for two things."""
+    keys = {
+        feature: f"data.features.{spec.weights_of or feature}{'.weights' * bool(spec.weights_of)}"
+        for feature, spec in specs.items()
+    }
+    of_labels = {"data.label" if len(labels) == 1 else f"data.label[{at}]": each for at, each in enumerate(labels)}
+    columns = {**of_labels, **{keys[feature]: spec.column for feature, spec in specs.items()}}
+    problems: list[Problem] = []
+    if weight is not None:
+        if weight in labels:
+            problems.append(Problem(WEIGHT, f"{weight!r} is the label; choose another column"))
+        for feature, spec in specs.items():
+            if weight in (feature, spec.column):
+                message = f"{weight!r} is also {keys[feature]}; choose another column, or remove the feature"
+                problems.append(Problem(WEIGHT, message))
+        columns[WEIGHT] = weight
+    for key, column in columns.items():
+        if known is not None and column not in known:
+            hint = (
+                text.delimiter_hint(name, layout, column)
+                or text.header_hint(known, layout)
+                or did_you_mean(column, known)
+            )
+            problems.append(Problem(key, f"{name} has no column {column!r}.{hint}"))
+        elif key not in (*of_labels, WEIGHT):
+            taken = [label for label in labels if label == column or key == keys.get(label)]
+            problems += [Problem(key, f"{label!r} is the label; choose another column") for label in taken]
+    if layout.is_text:
+        problems += _problems_in_text(specs, layout)
+    _raise(*problems)
+
+
+def _problems_in_text(specs: Mapping[str, ColumnSpec], layout: Layout) -> Iterator[Problem]:
+    """Features that a field of text cannot hold."""
+    for feature, spec in specs.items():
+        key = f"data.features.{spec.weights_of or feature}"
+        if spec.width != 1:
+            message = f"is {spec.width}, must be 1: a text field holds one value; set max_values for a list"
+            yield Problem(f"{key}.width", message)
+        if spec.max_values is not None and spec.separator == layout.delimiter and not layout.quoted:
+            message = f"is {spec.separator!r}, as is the delimiter of the fields; choose another one"
+            yield Problem(f"{key}.separator", message)
