@@ -126,8 +126,9 @@ class _Stopped:
         if now.get("status") != "interrupted":
             return ""
         shown = Path(found.shown(self.folder))
-        of_sweep = f"psrun -m {run_state.resume_argument(shown)}"
-        return f"; to resume: {of_sweep if self.is_sweep else run_state.look(shown).resume_command}"
+        if self.is_sweep:
+            return f"; to resume: psrun -m {run_state.resume_argument(shown)}"
+        return f"; to resume: {run_state.look(shown).resume_command}"
 
     def ask(self, *, now: bool) -> None:
         """Asks the engine, or the process on this host, to end. Raises PsrunError if that is not possible from here."""

@@ -160,7 +160,9 @@ def _checked(
 
 def _in_use(folder: Path) -> str:
     """Why a folder is in use, or cannot be looked into; empty if neither."""
-    if not os.access(folder, os.R_OK | os.X_OK):
+    try:
+        run_state.require_readable(folder)
+    except ConfigError:
         return "cannot be read by you"
     if _is_sweep(folder):
         state = SweepReader(folder).look()

@@ -266,12 +266,17 @@ def cannot_be_made(folder: Path, error: OSError) -> PsrunError:
     """The error to raise if a run folder, or its first files, cannot be created."""
     if error.errno in CANNOT_GROW:
         return RunFolderError(folder, error)
-    reason = error.strerror or error
     for run in (folder, *folder.parents):
         if (run / RESULT).exists():
-            return ConfigError([Problem("resume", f"{run} cannot be written to: {reason}; resume a copy of it")])
-    message = f"{folder} cannot be created or written to: {reason}; choose another folder"
-    return ConfigError([Problem("hydra.run.dir", message)])
+            message = f"{run} cannot be written to: {error.strerror or error}; resume a copy of it"
+            return ConfigError([Problem("resume", message)])
+    return wrong_folder("hydra.run.dir", folder, error)
+
+
+def wrong_folder(key: str, folder: Path, error: OSError) -> ConfigError:
+    """The error to raise if the folder that `key` names cannot be created or written to, and another one could."""
+    message = f"{folder} cannot be created or written to: {error.strerror or error}; choose another folder"
+    return ConfigError([Problem(key, message)])
 
 
 def is_over(result: Mapping[str, Any]) -> bool:

@@ -22,7 +22,7 @@ from psrun import files, process
 from psrun.errors import CANNOT_GROW, ConfigError, Problem, SweepError
 from psrun.results import reading, run_state, submitted
 from psrun.results.events import Progress
-from psrun.results.run_folder import OVER, PAUSED, PRUNED, RESULT, SEARCH_STATES, RunFolder
+from psrun.results.run_folder import OVER, PAUSED, PRUNED, RESULT, SEARCH_STATES, RunFolder, wrong_folder
 
 RECORD = run_state.SWEEP
 DEFAULT_METRICS = ("val_loss", "loss")  # that rank the jobs if none is named
@@ -158,8 +158,7 @@ class Sweep:
         except OSError as error:
             if again or error.errno in CANNOT_GROW:
                 raise cannot_be_written(self.path, error) from error
-            reason = f"cannot be created or written to: {error.strerror or error}; choose another folder"
-            raise ConfigError([Problem("hydra.sweep.dir", f"{self.path} {reason}")]) from error
+            raise wrong_folder("hydra.sweep.dir", self.path, error) from error
         self.host = socket.gethostname()
         self.process = process.this_process()
         self.started_s = time.time()

@@ -141,6 +141,7 @@ def _execute(raw: Mapping[str, Any], path: Path, overrides: list[str], started_s
                 _begun(RunFolder.create(path, raw=raw), raw, overrides, started_s)
                 record_failure(RunFolder.take_over(path), error, "chief-0", started_s)
         raise
+    is_own = is_own and me.owns_folder
     _show_task(me, path)
     path = _place(run, me, path)
     undo = _undo(run, me, path)
@@ -174,7 +175,7 @@ def _execute(raw: Mapping[str, Any], path: Path, overrides: list[str], started_s
         )
     except BaseException as error:
         code = failed(error if stop is None else stop.reason_of(error))
-        _show_resume(run, folder, code, terminal, is_own=is_own and me.owns_folder)
+        _show_resume(run, folder, code, terminal, is_own=is_own)
         undo(code)
         return code
     if me.owns_folder and code == ExitCode.DONE:
@@ -183,7 +184,7 @@ def _execute(raw: Mapping[str, Any], path: Path, overrides: list[str], started_s
     elif code != ExitCode.DONE:  # the chief has recorded the result
         recorded = folder.stored().get("error") or {"message": f"exited with code {int(code)}"}
         _print_error(terminal, recorded["message"], code, folder.path / "logs")
-        _show_resume(run, folder, code, terminal, is_own=is_own and me.owns_folder)
+        _show_resume(run, folder, code, terminal, is_own=is_own)
         undo(code)
     return code
 

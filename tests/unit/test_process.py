@@ -122,7 +122,7 @@ def test_exit_codes_of_children_are_kept_where_a_parent_ignores_them():
 def test_a_worker_of_a_launcher_outlives_an_interrupt_and_ends_with_its_parent():
     code = (
         "import os, signal, time; from psrun import process; process.begin_worker(os.getppid());"
-        "os.kill(os.getpid(), signal.SIGINT); print('goes on', flush=True); time.sleep(60)"
+        "os.kill(os.getpid(), signal.SIGINT); print('goes on', flush=True); time.sleep(60)"  # ended by its parent's end
     )
     parent = python(f"import subprocess, sys; subprocess.run([sys.executable, '-c', {code!r}])")
     assert parent.stdout is not None

@@ -23,6 +23,7 @@ def test_the_started_process_drives_and_the_others_are_tasks(monkeypatch):
     assert task_assignment.identify(run, {SUPERVISOR_PID: "1", "TF_CONFIG": listed}).role == "server"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("nodes", "message"),
     [
@@ -49,6 +50,7 @@ def test_a_lack_of_resources_is_named_before_ray_waits_for_them(nodes, message):
     assert lack_of_resources(tenths, [{"CPU": 7.0}]) is None
 
 
+@pytest.mark.thorough
 def test_nodes_on_one_host_that_find_the_same_port_free_are_asked_again():
     pytest.importorskip("ray", reason="pip install -e '.[ray]'")
     from psrun.launch.ray.backend import distinct
