@@ -30,7 +30,7 @@ from psrun.results.console import warner
 from psrun.results.tables import feature_table
 
 _LINE = 120  # characters of the longest feature that is written on one line
-_FORMATS = ("csv", "tsv", "parquet", "arrow", "json", "npz")  # those with a schema
+_FORMATS = ("csv", "tsv", "parquet", "arrow")  # those with a schema
 
 
 def main(arguments: list[str]) -> ExitCode:

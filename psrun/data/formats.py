@@ -1,27 +1,22 @@
-"""Rows of files of any format as Arrow record batches: CSV and TSV, Parquet, Arrow IPC, JSON lines, npz, TFRecord."""
+"""Rows of files of any format as Arrow record batches: CSV and TSV, Parquet, Arrow IPC, TFRecord."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
-import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from pyarrow import compute as pc
-from pyarrow import ipc, json, parquet, types
+from pyarrow import ipc, parquet, types
 
 from psrun.data import files, text
 from psrun.data.rows import TAB, TEXT, Layout, Rows
 from psrun.errors import ConfigError, DataError, Problem
 
-_JSON_BYTES = 1 << 22  # of a block
 _ROWS_AT_ONCE = 1 << 15
-_INT64 = 2**63
 _BEYOND_INT64 = pa.decimal128(38, 0)  # integers of which some are no int64
 _SNIFFED_BYTES = 1 << 16
 _ENDINGS = {
@@ -35,24 +30,36 @@ _ENDINGS = {
     ".arrow": "arrow",
     ".ipc": "arrow",
     ".feather": "arrow",
-    ".jsonl": "json",
-    ".ndjson": "json",
-    ".json": "json",
-    ".npz": "npz",
 }
 _SPREADSHEETS = (".xlsx", ".xls", ".xlsm", ".ods")
-_MAGIC = {b"PAR1": "parquet", b"ARROW1": "arrow", b"PK\x03\x04": "npz"}
+_MAGIC = {b"PAR1": "parquet", b"ARROW1": "arrow"}
+# Formats that are not read, and how to make Parquet of them.
+_FROM_JSON_LINES = "pandas.read_json({name!r}, lines=True).to_parquet({target!r})"
+_FROM_JSON = "pandas.read_json({name!r}).to_parquet({target!r})"
+_FROM_ARRAYS = (
+    "pyarrow.parquet.write_table(pyarrow.table({{key: list(array) for key, array in numpy.load({name!r}).items()}}),"
+    " {target!r})"
+)
+_CONVERSIONS = {
+    ".jsonl": _FROM_JSON_LINES,
+    ".ndjson": _FROM_JSON_LINES,
+    ".json": _FROM_JSON,
+    ".npz": _FROM_ARRAYS,
+}
 
 
 def detect(names: Sequence[str]) -> str:
     """The format of files, by the extensions of their names, or else by the start of the first.
 
     Raises:
-      ConfigError: the extensions differ, or neither tells.
+      ConfigError: the extensions differ, neither tells, or psrun does not read the format.
     """
     by_format: dict[str, str] = {}
     for name in names:
         plain = files.SHARD.sub("", name).removesuffix(".gz").removesuffix(".gzip")
+        for refused, conversion in _CONVERSIONS.items():
+            if plain.endswith(refused):
+                raise _convert_first(name, conversion)
         ending = next((each for each in _ENDINGS if plain.endswith(each)), None)
         by_format.setdefault(_ENDINGS[ending] if ending else _sniffed(name), name)
     if len(by_format) > 1:
@@ -73,13 +80,20 @@ def _sniffed(name: str) -> str:
             return form
     first, *rest = start.decode("utf-8", "replace").splitlines()[:20] or [""]
     if "\0" not in first and first.startswith("{"):
-        return "json"
+        raise _convert_first(name, _FROM_JSON_LINES)
     counts = {form: first.count(delimiter) for form, delimiter in TEXT.items()}
     form = max(counts, key=lambda each: counts[each])
     if "\0" not in first and counts[form] and all(line.count(TEXT[form]) for line in rest):
         return form
     message = f"is unknown for the file name {name}; set data.format={'|'.join(FORMATS)}"
     raise ConfigError([Problem("data.format", message)])
+
+
+def _convert_first(name: str, conversion: str) -> ConfigError:
+    target = f"{os.path.splitext(name.removesuffix('.gz'))[0]}.parquet"
+    how = conversion.format(name=name, target=target)
+    message = f"{name} is not in a format that psrun reads; write it as Parquet: {how}"
+    return ConfigError([Problem("data.path", message)])
 
 
 def layout(
@@ -120,7 +134,7 @@ def schema(names: Sequence[str], layout: Layout) -> pa.Schema | None:
     schemas: dict[str, pa.Schema] = {}
     for name in names:
         with _data_errors(name):
-            known = _schema_once(name, layout, tuple(files.stamp(name)))
+            known = FORMATS[layout.format].schema(name, layout)
         if known is None:
             return None
         added = [key for key in files.partition(name, layout.folders) if key not in known.names]
@@ -145,12 +159,6 @@ def _with_common_integers(one: pa.Schema, other: pa.Schema) -> list[pa.Schema]:
         if pa.uint64() in kinds and any(map(types.is_signed_integer, kinds)):
             schemas = [each.set(each.get_field_index(name), pa.field(name, _BEYOND_INT64)) for each in schemas]
     return schemas
-
-
-@functools.lru_cache(maxsize=1024)
-def _schema_once(name: str, layout: Layout, stamp: tuple[Any, ...]) -> pa.Schema | None:
-    """As long as a file does not change, it is looked at once: JSON and npz are read whole for their schema."""
-    return FORMATS[layout.format].schema(name, layout)
 
 
 def _check_unique(name: str, names: Sequence[str], layout: Layout) -> None:
@@ -215,7 +223,7 @@ def _typed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _data_errors(name: str) -> contextlib.AbstractContextManager[None]:
-    return files.data_errors(name, "cannot be read to its end", ValueError, zipfile.BadZipFile)
+    return files.data_errors(name, "cannot be read to its end", ValueError)
 
 
 def suggestions(name: str, layout: Layout) -> Sequence[str]:
@@ -257,83 +265,6 @@ def _arrow_rows(name: str, wanted: Sequence[str], layout: Layout) -> Iterator[Ro
         yield from _numbered_batches(batches)
 
 
-def _json_table(name: str) -> pa.Table:
-    table = _json_columns(name)
-    for index, field_ in enumerate(table.schema):
-        if not _may_be_integers(table.column(index)):
-            continue
-        is_list = types.is_list(field_.type)
-        exact = pa.field(field_.name, pa.list_(_BEYOND_INT64) if is_list else _BEYOND_INT64)
-        with contextlib.suppress(pa.ArrowInvalid):  # some have fractions
-            table = table.set_column(index, exact, _json_columns(name, pa.schema([exact])).column(0))
-    return table
-
-
-def _json_columns(name: str, schema: pa.Schema | None = None) -> pa.Table:
-    """The columns of `schema` with its types; None: all columns with the types that pyarrow chooses."""
-    options = json.ParseOptions(schema, unexpected_field_behavior="infer" if schema is None else "ignore")
-    with files.opened(name) as stream:
-        try:
-            return json.read_json(stream, json.ReadOptions(use_threads=False, block_size=_JSON_BYTES), options)
-        except pa.ArrowInvalid as error:
-            if schema is not None:
-                raise
-            raise DataError(f"{name} cannot be read: {error}; it must have one JSON object a line") from error
-
-
-def _may_be_integers(column: pa.ChunkedArray) -> bool:
-    """Whether doubles may be integers that no double holds: for some beyond int64, pyarrow makes a column doubles."""
-    values = pc.list_flatten(column) if types.is_list(column.type) else column
-    if not types.is_floating(values.type):
-        return False
-    are_whole = pc.all(pc.equal(values, pc.floor(values))).as_py()
-    return bool(are_whole and pc.any(pc.greater_equal(pc.abs(values), float(_INT64))).as_py())
-
-
-def _json_schema(name: str, layout: Layout) -> pa.Schema:
-    return _json_table(name).schema
-
-
-def _json_rows(name: str, wanted: Sequence[str], layout: Layout) -> Iterator[Rows]:
-    """The rows of a whole file: the types of JSON's columns are known at the end of the file."""
-    yield from _numbered_batches(_json_table(name).select(list(wanted)).to_batches(_ROWS_AT_ONCE))
-
-
-def _npz_schema(name: str, layout: Layout) -> pa.Schema:
-    arrays = _npz_arrays(name, None)
-    return pa.schema([(column, _npz_column(array[:1]).type) for column, array in arrays.items()])
-
-
-def _npz_rows(name: str, wanted: Sequence[str], layout: Layout) -> Iterator[Rows]:
-    arrays = _npz_arrays(name, wanted)
-    shapes = {column: array.shape for column, array in arrays.items()}
-    if len({shape[:1] for shape in shapes.values()}) > 1 or () in shapes.values():
-        raise DataError(f"{name}: the arrays' first axes must be equal; the shapes are {shapes}")
-    count = len(arrays[wanted[0]])
-    parts = (slice(first, first + _ROWS_AT_ONCE) for first in range(0, count, _ROWS_AT_ONCE))
-    batches = (
-        pa.record_batch([_npz_column(arrays[column][part]) for column in wanted], list(wanted)) for part in parts
-    )
-    yield from _numbered_batches(batches)
-
-
-def _npz_arrays(name: str, wanted: Sequence[str] | None) -> Mapping[str, np.ndarray]:
-    with files.opened_anywhere(name) as stream, np.load(stream, allow_pickle=False) as archive:
-        return {column: np.asarray(archive[column]) for column in wanted or archive.files}
-
-
-def _npz_column(array: np.ndarray) -> pa.Array:
-    """An array with further axes becomes lists of one length."""
-    flat = array.ravel()
-    if flat.dtype.byteorder == ">":  # of another machine; pyarrow refuses it
-        flat = flat.astype(flat.dtype.newbyteorder("="))
-    values = pa.array(flat.tolist(), pa.binary()) if flat.dtype.kind == "S" else pa.array(flat)
-    if array.ndim < 2:
-        return values
-    width = int(np.prod(array.shape[1:]))
-    return pa.FixedSizeListArray.from_arrays(values, width)
-
-
 def _record_rows(name: str, wanted: Sequence[str], layout: Layout) -> Iterator[Rows]:
     records = importlib.import_module("psrun.data.records")  # only this format needs TensorFlow
     yield from records.rows(name, wanted)
@@ -350,7 +281,5 @@ FORMATS: dict[str, _Format] = {
     "tsv": _Format(text.schema, text.rows),
     "parquet": _Format(_parquet_schema, _parquet_rows),
     "arrow": _Format(_arrow_schema, _arrow_rows),
-    "json": _Format(_json_schema, _json_rows),
-    "npz": _Format(_npz_schema, _npz_rows),
     "tfrecord": _Format(lambda name, layout: None, _record_rows),
 }

@@ -1,4 +1,4 @@
-"""Examples in files of columns: CSV and TSV, Parquet, Arrow IPC, JSON lines, NumPy's .npz, TFRecord."""
+"""Examples in files of columns: CSV and TSV, Parquet, Arrow IPC, TFRecord."""
 
 from __future__ import annotations
 

@@ -80,16 +80,6 @@ def test_null_lists_of_parquet_are_empty(tmp_path):
         table(nulls, features={"history": HISTORY})
 
 
-def test_arrays_of_npz_are_lists_of_one_length_or_texts(tmp_path):
-    path = write(tmp_path / "rows.npz", {"history": [[0, 1, 2], [3, 4, 5]], "tags": ["a b", ""], "label": [0, 1]})
-    features = {
-        "history": {"dtype": "int64", "num_buckets": 9, "max_values": 2},
-        "tags": {"dtype": "string", "max_values": 2, "separator": " "},
-    }
-    found = read(path, features=features, task="binary")
-    assert [(row["history"], row["tags"]) for row in found] == [([0, 1], [b"a", b"b"]), ([3, 4], [])]
-
-
 def test_lists_of_parquet_are_inferred_and_those_of_text_are_not(tmp_path):
     columns = {**rows(), "pair": [[1.0, 2.0]] * 300, "empty": [None, [3, 4]] * 150}
     columns["history"][7] = list(range(150))

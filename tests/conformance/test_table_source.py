@@ -22,7 +22,7 @@ from psrun.results.run_folder import RunFolder
 pytestmark = pytest.mark.tensorflow
 
 READ = ("data=table", "data._target_=psrun.data.table.Table", "data.label=label")
-FORMATS = ("csv.gz", "tfrecord", "tfrecord.gz", "npz", "parquet")
+FORMATS = ("csv.gz", "tfrecord", "tfrecord.gz", "parquet")
 FEATURES = {"age": {}, "work": {"dtype": "string"}}
 WORKS = ("baker", 'said "so"', "tab\there", "two\nlines", "comma, here", "", "Käse")
 
@@ -39,7 +39,7 @@ def binary(path: Path | str, **options: Any) -> Any:
     return table(path, **{"task": "binary", **options})
 
 
-@pytest.mark.parametrize("ending", ["csv", "npz", "parquet"])
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
 def test_features_are_those_of_the_first_file_in_whatever_order_others_have_them(tmp_path, ending):
     write(tmp_path / f"rows.{ending}", rows()).rename(tmp_path / f"rows.{ending}-00000-of-00002")
     turned = dict(reversed(rows().items()))
@@ -120,13 +120,13 @@ DEFAULTS = {
 # The file, the options, and the values by feature, of which those of the label are last.
 CASES: dict[str, tuple[str, dict[str, list], dict[str, Any], list[list]]] = {
     "words of text": ("csv", {**X, **YES_NO}, WORDS, [[1.0], [0.0], [0.0], [1.0]]),
-    "words of arrays": ("npz", {**X, **YES_NO}, WORDS, [[1.0], [0.0], [0.0], [1.0]]),
+    "words of parquet": ("parquet", {**X, **YES_NO}, WORDS, [[1.0], [0.0], [0.0], [1.0]]),
     "words of records": ("tfrecord", {**X, **YES_NO}, WORDS, [[1.0], [0.0], [0.0], [1.0]]),
     "numbers of text": ("csv", {**X, "label": [30, 10, 20, 10]}, NUMBERS, [1, 2, 0, 2]),
     "numbers of parquet": ("parquet", {**X, "label": [30, 10, 20, 10]}, NUMBERS, [1, 2, 0, 2]),
-    "whole floats": ("npz", {**X, "label": [2.0, -1.0, -1.0, 2.0]}, {"label_vocabulary": (-1, 2)},
+    "whole floats": ("parquet", {**X, "label": [2.0, -1.0, -1.0, 2.0]}, {"label_vocabulary": (-1, 2)},
                      [[1], [0], [0], [1]]),
-    "class numbers": ("npz", {**X, "label": [2, 0, 1, 2]}, {"task": "multiclass", "num_classes": 3}, [2, 0, 1, 2]),
+    "class numbers": ("parquet", {**X, "label": [2, 0, 1, 2]}, {"task": "multiclass", "num_classes": 3}, [2, 0, 1, 2]),
     "numbers to regress": ("csv", {**X, "label": [2, 0, 1, 2.5]}, {"task": "regression"}, [[2.0], [0.0], [1.0], [2.5]]),
 }  # fmt: skip
 
@@ -229,7 +229,7 @@ def test_a_default_stands_for_what_is_missing(tmp_path, ending):
 
 def test_vocabularies_are_lists_or_files_and_integers_without_are_reported(tmp_path):
     columns = {"work": ["b", "a", "c"], "day": [5, 3, 4], "hour": [1, 2, 3], "label": [0, 1, 0]}
-    path = write(tmp_path / "rows.npz", columns)
+    path = write(tmp_path / "rows.parquet", columns)
     (tmp_path / "words.txt").write_text("a\nb\n")
     words = {"dtype": "string", "vocabulary": str(tmp_path / "words.txt")}
     days = {"dtype": "int64", "vocabulary": [3, 5]}
@@ -242,9 +242,8 @@ def test_vocabularies_are_lists_or_files_and_integers_without_are_reported(tmp_p
     assert sorted(pairs) == [(0, 0), (1, 1), (2, 2)]
 
 
-@pytest.mark.parametrize("ending", ["npz", "parquet"])
-def test_booleans_are_numbers(tmp_path, ending):
-    path = write(tmp_path / f"rows.{ending}", {"member": [True, False], "label": [False, True]})
+def test_booleans_are_numbers(tmp_path):
+    path = write(tmp_path / "rows.parquet", {"member": [True, False], "label": [False, True]})
     features = {"member": {"dtype": "int64"}, "as_float": {"column": "member"}}
     found = read(path, features=features, task="binary")
     assert found == [

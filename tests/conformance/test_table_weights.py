@@ -15,6 +15,7 @@ import sample_weights
 import table_files
 import tensorflow as tf
 import tf_keras
+from pyarrow import parquet
 from sample_weights import NUM_EVAL, NUM_TRAIN, one_output
 from support import run_config
 from table_files import write
@@ -35,7 +36,7 @@ def table(path: Path, **options):
     return table_files.table(path, **{"task": "binary", "weight": "w", **options})
 
 
-@pytest.mark.parametrize("ending", ["csv", "npz", "tfrecord", "parquet"])
+@pytest.mark.parametrize("ending", ["csv", "tfrecord", "parquet"])
 def test_weights_are_read_with_the_examples_and_are_no_feature(tmp_path, ending):
     path = write(tmp_path / f"rows.{ending}", ROWS)
     evaluated = write(tmp_path / f"eval.{ending}", ROWS)
@@ -53,7 +54,7 @@ def test_weights_are_read_with_the_examples_and_are_no_feature(tmp_path, ending)
 
 @pytest.mark.parametrize(
     ("ending", "bad"),
-    [("csv", -1.0), ("npz", -1.0), ("tfrecord", math.nan), ("parquet", math.inf), ("parquet", None)],
+    [("csv", -1.0), ("tfrecord", math.nan), ("parquet", math.inf), ("parquet", None)],
 )
 def test_a_row_with_a_bad_weight_is_named_or_skipped(tmp_path, ending, bad):
     """`test_messages_training` has the messages."""
@@ -94,10 +95,10 @@ def files(tmp_path):
 
     parts = {"train": part(NUM_TRAIN), "eval": part(NUM_EVAL)}
     for name, columns in parts.items():
-        np.savez(tmp_path / f"{name}.npz", **columns)
+        write(tmp_path / f"{name}.parquet", {**columns, "x": columns["x"].tolist()})
     keys = (
-        f"data.path={tmp_path}/train.npz",
-        f"data.eval_path={tmp_path}/eval.npz",
+        f"data.path={tmp_path}/train.parquet",
+        f"data.eval_path={tmp_path}/eval.parquet",
         "data.label=label",
         "data.weight=w",
     )
@@ -167,9 +168,9 @@ def test_every_mode_takes_a_weighted_table(train, predict, evaluate, sidecar, fi
     evaluated = json.loads(kept.read_text())
     assert (evaluated["metrics"], evaluated["examples_seen"]) == (pytest.approx(expected, rel=1e-6), NUM_EVAL)
 
-    held = np.load(tmp_path / "eval.npz")
-    np.savez(tmp_path / "new.npz", **{name: held[name] for name in ("x", "label")})
-    predict(folder, *run, "cluster=none", f"data.eval_path={tmp_path}/new.npz")
+    held = parquet.read_table(tmp_path / "eval.parquet")
+    parquet.write_table(held.select(["x", "label"]), tmp_path / "new.parquet")
+    predict(folder, *run, "cluster=none", f"data.eval_path={tmp_path}/new.parquet")
     (predictions,) = (folder.path / "predictions").iterdir()
     assert len(predictions.read_text().splitlines()) == NUM_EVAL + 1
 
@@ -177,4 +178,4 @@ def test_every_mode_takes_a_weighted_table(train, predict, evaluate, sidecar, fi
     sidecar(folder, *run)
     evaluated = json.loads((folder.path / "evaluations" / f"{EPOCHS * STEPS}-sidecar.json").read_text())
     assert evaluated["metrics"] == pytest.approx(expected, rel=1e-6)
-    assert planner.make(run_config(*run, "mode=plan"), table(tmp_path / "train.npz", features={"x": {"width": 4}}))
+    assert planner.make(run_config(*run, "mode=plan"), table(tmp_path / "train.parquet", features={"x": {"width": 4}}))

@@ -71,8 +71,11 @@ FILES: dict[str, dict[str, str | bytes]] = {
     "utf-16": {"a.csv": GOOD.encode("utf-16")},
     "spreadsheet": {"a.xlsx": b"PK"},
     "notes": {"a.doc": "rows"},
-    "several formats": {"a.csv": GOOD, "b.jsonl": '{"x": 1, "y": 0}\n'},
+    "several formats": {"a.csv": GOOD, "b.tsv": GOOD},
+    "JSON lines": {"a.jsonl.gz": b"\x1f\x8b"},
     "a JSON array": {"a.json": '[{"x": 1, "y": 0}]'},
+    "JSON by content": {"a.txt": '{"x": 1, "y": 0}\n'},
+    "arrays": {"a.npz": b"PK"},
     "an open quote": {"a.csv": 'x,y\n"1,0\n2,1\n'},
     "an empty folder": {},
 }
@@ -142,18 +145,14 @@ def test_options(tmp_path, options, snapshot, monkeypatch):
     assert message_of(table_files.table, "rows.csv", label="y", **options, tmp_path=tmp_path) == snapshot
 
 
-def test_options_of_records_and_arrays(tmp_path, snapshot):
+def test_options_of_records(tmp_path, snapshot):
     path = table_files.write(tmp_path / "rows.tfrecord", {"x": [1.5, 2.5], "y": [0, 1]})
-    np.savez(tmp_path / "lengths.npz", x=np.arange(3.0), y=np.arange(2))
-    np.savez(tmp_path / "objects.npz", x=np.array([1, "a", None], object), y=np.arange(3))
     given = {"label": "y", "tmp_path": tmp_path}
     split = {"by": "time", "column": "x"}
     assert {
         "features": message_of(table_files.table, path, **given),
         "split": message_of(table_files.table, path, features={"x": {}}, split=split, **given),
         "width": message_of(table_files.table, path, features={"x": {"width": 3}}, task="binary", **given),
-        "lengths": message_of(table_files.table, tmp_path / "lengths.npz", **given),
-        "objects": message_of(table_files.table, tmp_path / "objects.npz", **given),
         "store": message_of(table_files.table, "nowhere://rows/b.csv", **given),
         "cache": message_of(preparation.cache_folder, "s3://bucket", tmp_path=tmp_path),
     } == snapshot

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import csv
 import gzip
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 from pyarrow import ipc, parquet
 
@@ -23,14 +21,13 @@ LIST_SEPARATOR = "|"
 def write(path: Path, columns: Mapping[str, Any]) -> Path:
     """Writes columns, lists of values or Arrow arrays, in the format that the name of the file says.
 
-    Text has empty fields for missing values, JSON null; a record leaves these out. npz has no missing values.
+    Text has empty fields for missing values; a record leaves these out.
     """
     table = pa.table(
         {name: values if isinstance(values, pa.Array) else pa.array(values) for name, values in columns.items()}
     )
     {
-        "csv": _text, "tsv": _text, "jsonl": _json, "parquet": _parquet, "arrow": _arrow, "feather": _arrow,
-        "npz": _arrays, "tfrecord": _records,
+        "csv": _text, "tsv": _text, "parquet": _parquet, "arrow": _arrow, "feather": _arrow, "tfrecord": _records,
     }[path.name.split(".")[1]](path, table)  # fmt: skip
     return path
 
@@ -49,10 +46,6 @@ def _field(value: Any) -> str:
     return "" if value is None else str(value)
 
 
-def _json(path: Path, table: pa.Table) -> None:
-    path.write_text("".join(json.dumps(row) + "\n" for row in table.to_pylist()))
-
-
 def _parquet(path: Path, table: pa.Table) -> None:
     parquet.write_table(table, path, row_group_size=64)
 
@@ -60,11 +53,6 @@ def _parquet(path: Path, table: pa.Table) -> None:
 def _arrow(path: Path, table: pa.Table) -> None:
     with ipc.new_file(str(path), table.schema) as writer:
         writer.write_table(table, max_chunksize=64)
-
-
-def _arrays(path: Path, table: pa.Table) -> None:
-    arrays = {name: column.to_numpy() for name, column in zip(table.column_names, table.columns)}
-    np.savez(path, **{name: each if each.dtype != object else np.array(each.tolist()) for name, each in arrays.items()})
 
 
 def _records(path: Path, table: pa.Table) -> None:

@@ -75,7 +75,7 @@ def guessed(columns: dict[str, list], path: Path) -> dict[str, Any]:
 def test_every_format_gives_the_same_guess(tmp_path_factory, columns):
     folder = tmp_path_factory.mktemp("formats")
     expected = guessed(columns, folder / "rows.csv")
-    for ending in ("tsv", "parquet", "arrow", "jsonl"):
+    for ending in ("tsv", "parquet", "arrow"):
         assert guessed(columns, folder / f"rows.{ending}") == expected, ending
 
 
