@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from psrun.config import groups, schema
@@ -24,6 +24,12 @@ def of_compile(name: str) -> str | None:
     """The message for an argument of Keras' `compile` or `fit` that is no key of the model; None for other names."""
     instead = _OF_COMPILE.get(name)
     return None if instead is None else f"is an argument of Keras that is no key of psrun's models: {instead}"
+
+
+def no_such_feature(name: str, features: Iterable[str]) -> str:
+    """The message for the name of a feature that the data does not have."""
+    guess = schema.did_you_mean(name, features)
+    return f"is '{name}', but the data has no such feature.{guess} A column of a table is one if it is in data.features"
 
 
 def for_key(key: str, keys: Collection[str], composed: Mapping[str, Any], arguments: Sequence[str]) -> str:

@@ -119,6 +119,8 @@ def set_key(config: DictConfig, override: Override) -> Problem | None:
     try:
         if override.is_delete():
             return _delete(config, key, value)
+        if not override.is_add() and not override.is_force_add() and (empty := _null_above(config, key)):
+            return Problem(key, f"is below {empty}, which is null; to add the key, write +{override.input_line}")
         if override.is_add() and not isinstance(value, dict | list) and OmegaConf.select(config, key) is not None:
             return Problem(key, f"exists already; write {str(override.input_line).lstrip('+')} without +")
         OmegaConf.update(config, key, value, merge=True, force_add=override.is_add() or override.is_force_add())
@@ -126,6 +128,19 @@ def set_key(config: DictConfig, override: Override) -> Problem | None:
         return Problem(key, f"no such key or group (value '{str(override.input_line).partition('=')[2]}').")
     except (OmegaConfBaseException, TypeError) as error:
         return Problem(key, f"cannot be set by {override.input_line}: {str(error).splitlines()[0]}")
+    return None
+
+
+def _null_above(config: DictConfig, key: str) -> str | None:
+    """The key above `key` that exists and is null; None if there is none."""
+    parts = key.split(".")
+    node: Any = config
+    for index, part in enumerate(parts[:-1]):
+        if not isinstance(node, DictConfig) or part not in node:
+            return None
+        node = OmegaConf.select(node, part, throw_on_missing=False)
+        if node is None:
+            return ".".join(parts[: index + 1])
     return None
 
 

@@ -106,7 +106,11 @@ def load(raw: Mapping[str, Any], *, elsewhere: bool = False) -> RunConfig:
     parts["model"], parts["model_keys"] = _read_model(raw.get("model"), problems)
     parts["optimizer"] = _read_optimizer(raw.get("optimizer"), problems)
     parts["submission"] = _read_submission(raw, problems)
-    parts["data"] = _read_data(raw.get("data"), raw.get("cluster"), problems, elsewhere=elsewhere)
+    of_data: list[Problem] = []
+    parts["data"] = _read_data(raw.get("data"), raw.get("cluster"), of_data, elsewhere=elsewhere)
+    if parts["data"] is not None and not of_data and not elsewhere:
+        of_data += _before_loading(parts["data"].target, parts["evaluation"])
+    problems += of_data
     for group, takes_callbacks in (("trainer", choices.Fit), ("evaluation", choices.Sidecar)):
         for index, node in enumerate(parts[group].callbacks if isinstance(parts[group], takes_callbacks) else ()):
             target = targets.read(node, key=f"{group}.callbacks[{index}]", problems=problems)
@@ -324,6 +328,23 @@ def _read_data(node: Any, cluster: Any, problems: list[Problem], *, elsewhere: b
     return Data(target, **values)
 
 
+def _before_loading(data: Target, evaluation: Any) -> list[Problem]:
+    """The problems that the data's own check finds without TensorFlow; see `psrun.data.source.DataSource`."""
+    name = targets.checked_by(data)
+    if name is None:
+        return []
+    features: dict[str, str] = {}
+    if isinstance(evaluation, choices.EvaluationChoice):
+        single = {"user": evaluation.user, "item": evaluation.item}
+        features |= {f"evaluation.{key}": feature for key, feature in single.items() if feature is not None}
+        for key in ("by", "item_features"):
+            for index, feature in enumerate(getattr(evaluation, key)):
+                features[f"evaluation.{key}[{index}]"] = feature
+    check = targets.find(Target(name, {}, "data"))
+    problems: list[Problem] = check(data.options, features)
+    return problems
+
+
 def _check_batch_size(data: dict[str, Any], cluster: Any, problems: list[Problem]) -> None:
     """Adds a problem if both batch sizes are missing, or contradict each other."""
     per_replica = data.get("batch_size_per_replica")
@@ -353,7 +374,8 @@ def _missing_files(data: Mapping[str, Any]) -> Iterator[Problem]:
         if Path(local).exists():  # its name may look like a pattern
             continue
         if not any(mark in path for mark in "*?["):
-            yield Problem(key, f"{path!r} does not exist (current folder: {Path.cwd()})")
+            guess = schema.file_meant(local)
+            yield Problem(key, f"{path!r} does not exist (current folder: {Path.cwd()}).{guess}".removesuffix("."))
         elif next(glob.iglob(local), None) is None:
             yield Problem(key, f"no file matches {path!r} (current folder: {Path.cwd()})")
 

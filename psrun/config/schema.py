@@ -10,6 +10,7 @@ import dataclasses
 import difflib
 import functools
 import math
+import os
 import re
 import typing
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -75,7 +76,19 @@ def near(word: str, known: Collection[str]) -> str | None:
     """The one of `known` of which `word` is very likely a typo, or another name."""
     if ALSO_CALLED.get(word) in known:
         return ALSO_CALLED[word]
-    return next(iter(difflib.get_close_matches(word, known, n=1, cutoff=0.8)), None)
+    lower = {name.lower(): name for name in known}
+    found = difflib.get_close_matches(word.lower(), lower, n=1, cutoff=0.8)
+    return lower[found[0]] if found else None
+
+
+def file_meant(path: str) -> str:
+    """ " Did you mean 'x'?" for a file that does not exist, if its folder has one of about that name; else empty."""
+    folder, name = os.path.split(path)
+    try:
+        meant = near(name, os.listdir(folder or "."))
+    except OSError:
+        return ""
+    return "" if meant is None else f" Did you mean '{os.path.join(folder, meant)}'?"
 
 
 def is_near(word: str, known: Collection[str]) -> bool:

@@ -286,6 +286,18 @@ def parameters_of(name: str) -> dict[str, bool]:
     return {} if function is None else {each.arg: default is None for each, default in _arguments(function)}
 
 
+def checked_by(target: Target) -> str | None:
+    """The dotted name in the attribute `checked_by` of a class; None without one. Does not import the class."""
+    definition = _definition(target, [])
+    for statement in definition.body if isinstance(definition, ast.ClassDef) else ():
+        if not isinstance(statement, ast.Assign) or not isinstance(statement.value, ast.Constant):
+            continue
+        names = [name.id for name in statement.targets if isinstance(name, ast.Name)]
+        if "checked_by" in names:
+            return str(statement.value.value)
+    return None
+
+
 def names_in(module_name: str) -> frozenset[str]:
     """The names that a module imports or assigns; does not import the module."""
     spec = _spec(module_name)
@@ -336,11 +348,15 @@ def _spec(module_name: str) -> ModuleSpec | None:
 
 def _parsed(path: Path) -> ast.Module:
     """The module in a file, in its declared encoding. Raises OSError, SyntaxError or ValueError."""
-    source = path.read_bytes()
+    return _parsed_source(path.read_bytes(), str(path))
+
+
+@functools.lru_cache(maxsize=64)
+def _parsed_source(source: bytes, filename: str) -> ast.Module:
     try:
-        return ast.parse(source, filename=str(path))
+        return ast.parse(source, filename=filename)
     except SystemError:  # Python 3.11, if a finalizer runs during the parse (gh-106905)
-        return ast.parse(source, filename=str(path))
+        return ast.parse(source, filename=filename)
 
 
 def _definitions(module: ast.Module) -> dict[str, ast.FunctionDef | ast.ClassDef]:

@@ -101,6 +101,9 @@ def read(node: Mapping[str, Any]) -> dict[str, FeatureSpec]:
         raise ConfigError([Problem("data.features", f"is {node!r}, must be a mapping of features by name, or null")])
     for name, options in node.items():
         key = f"data.features.{name}"
+        if options is not None and not isinstance(options, Mapping):
+            problems.append(Problem(key, f"is {options!r}, must be a mapping of options, such as {{dtype: int64}}"))
+            continue
         described = schema.read(FeatureSpec, options or {}, key=key, problems=problems)
         if not _NAME.fullmatch(str(name)):
             message = "is not a valid layer name; use letters, digits and _ . - and set column: to the column name"

@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import fs
 
+from psrun.config.schema import file_meant
 from psrun.errors import DataError
 
 SHARD = re.compile(r"-\d+-of-\d+$")  # numbered parts of a file: after the extension
@@ -68,7 +69,9 @@ def find(pattern: str) -> list[str]:
         empty = [name for name in names if num_bytes(name) == 0]
     if not names:
         is_folder = kind == fs.FileType.Directory
-        raise DataError(f"{pattern}: no such file" + (", the folder is empty" if is_folder else ""))
+        if is_folder:
+            raise DataError(f"{pattern}: no such file, the folder is empty")
+        raise DataError(f"{pattern}: no such file.{file_meant(pattern)}".removesuffix("."))
     if empty:
         raise DataError(f"{empty[0]} is empty; remove it or replace it")
     return names

@@ -11,11 +11,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from psrun.config.schema import did_you_mean
 from psrun.data import (
     feature_spec,
     files,
     formats,
+    header,
     label_guess,
     labels,
     preparation,
@@ -25,7 +25,6 @@ from psrun.data import (
     table_features,
     text,
 )
-from psrun.data.columns import ColumnSpec
 from psrun.data.feature_spec import FeatureSpec
 from psrun.data.preparation import PreparedSet
 from psrun.data.rows import Layout, Rows
@@ -33,7 +32,6 @@ from psrun.data.source import Batches, ByNumber, Convert, Feature, Task, as_read
 from psrun.data.table_reader import WEIGHT, RowsToPredict, TableReader
 from psrun.errors import ConfigError, DataError, Problem
 
-LIST_SEPARATOR = "|"  # of the values of a list in a field of text
 # The recommended training, tuned with model=wide_deep on the tables of `benchmarks/tables.py`.
 _EPOCHS = 20
 _EPOCHS_OF_CLASSES = 40  # of more than two
@@ -87,6 +85,8 @@ class Table(ByNumber):
         more malformed rows, or no training examples.
     """
 
+    checked_by = "psrun.data.header.problems"
+
     def __init__(
         self,
         *,
@@ -132,7 +132,7 @@ class Table(ByNumber):
             folders=(path, eval_path),
         )
         known = formats.columns(train[0], layout)
-        _check_columns({}, names, weight, known, layout, train[0])
+        _raise(*header.column_problems({}, names, weight, known, layout, train[0]))
         recorded = recorded or {}
         split_spec = _split(split, bool(evaluation), recorded)
         splits.check_columns(split_spec, known, train[0])
@@ -149,8 +149,8 @@ class Table(ByNumber):
             specs = feature_spec.recorded(recorded, known or (), run_folder)
         if not specs:
             specs, self.guessed = guess.features(num_buckets)
-        reader = TableReader(_columns(specs, layout), layout, train[0], known, rows=guess.rows)
-        _check_columns(reader.specs, names, weight, known, layout, train[0])
+        reader = TableReader(header.columns_of(specs, layout), layout, train[0], known, rows=guess.rows)
+        _raise(*header.column_problems(reader.specs, names, weight, known, layout, train[0]))
         reader = reader.with_targets(targets, weight)
         prepared = _not_empty(reader.split(train, options, split_spec, recorded), train)
         self.rows_to_predict: RowsToPredict | None = None
@@ -399,15 +399,6 @@ def _split(node: Any, has_evaluation: bool, recorded: Mapping[str, Any]) -> spli
     return splits.SplitSpec("none") if has_evaluation else configured
 
 
-def _columns(specs: Mapping[str, FeatureSpec], layout: Layout) -> dict[str, ColumnSpec]:
-    """The columns of the features, by the names that these have in batches."""
-    separator = LIST_SEPARATOR if layout.is_text else None
-    columns: dict[str, ColumnSpec] = {}
-    for name, feature in specs.items():
-        columns |= feature.columns(name, separator)
-    return columns
-
-
 @dataclass
 class _Guess:
     """What the rows of the training files tell about their columns; looked at only if it is needed."""
@@ -448,55 +439,3 @@ class _Guess:
             raise ConfigError([Problem("data.features", message)])
         self.warnings = tuple(proposals.warnings(proposed))
         return features, [each.row(name) for name, each in proposed.items()]
-
-
-def _check_columns(
-    specs: Mapping[str, ColumnSpec],
-    labels: Sequence[str],
-    weight: str | None,
-    known: Sequence[str] | None,
-    layout: Layout,
-    name: str,
-) -> None:
-    """Raises ConfigError if columns are not there, or are used for two things."""
-    keys = {
-        feature: f"data.features.{spec.weights_of or feature}{'.weights' * bool(spec.weights_of)}"
-        for feature, spec in specs.items()
-    }
-    of_labels = {"data.label" if len(labels) == 1 else f"data.label[{at}]": each for at, each in enumerate(labels)}
-    columns = {**of_labels, **{keys[feature]: spec.column for feature, spec in specs.items()}}
-    problems: list[Problem] = []
-    if weight is not None:
-        if weight in labels:
-            problems.append(Problem(WEIGHT, f"{weight!r} is the label; choose another column"))
-        for feature, spec in specs.items():
-            if weight in (feature, spec.column):
-                message = f"{weight!r} is also {keys[feature]}; choose another column, or remove the feature"
-                problems.append(Problem(WEIGHT, message))
-        columns[WEIGHT] = weight
-    for key, column in columns.items():
-        if known is not None and column not in known:
-            hint = (
-                text.delimiter_hint(name, layout, column)
-                or text.header_hint(known, layout)
-                or did_you_mean(column, known)
-            )
-            problems.append(Problem(key, f"{name} has no column {column!r}.{hint}"))
-        elif key not in (*of_labels, WEIGHT):
-            taken = [label for label in labels if label == column or key == keys.get(label)]
-            problems += [Problem(key, f"{label!r} is the label; choose another column") for label in taken]
-    if layout.is_text:
-        problems += _problems_in_text(specs, layout)
-    _raise(*problems)
-
-
-def _problems_in_text(specs: Mapping[str, ColumnSpec], layout: Layout) -> Iterator[Problem]:
-    """Features that a field of text cannot hold."""
-    for feature, spec in specs.items():
-        key = f"data.features.{spec.weights_of or feature}"
-        if spec.width != 1:
-            message = f"is {spec.width}, must be 1: a text field holds one value; set max_values for a list"
-            yield Problem(f"{key}.width", message)
-        if spec.max_values is not None and spec.separator == layout.delimiter and not layout.quoted:
-            message = f"is {spec.separator!r}, as is the delimiter of the fields; choose another one"
-            yield Problem(f"{key}.separator", message)

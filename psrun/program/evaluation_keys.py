@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from psrun.config import advice
 from psrun.config.run_config import RunConfig
-from psrun.config.schema import did_you_mean
 from psrun.data.source import Feature
 from psrun.errors import ConfigError, Problem
 from psrun.metrics.ranking import RankingMetric
@@ -73,8 +73,7 @@ def make(
 def problems(key: str, name: str, features: Mapping[str, Feature]) -> Iterator[Problem]:
     """Why a feature cannot group examples."""
     if name not in features:
-        message = f"is '{name}', but the data has no such feature.{did_you_mean(name, features)}"
-        yield Problem(key, f"{message} A column of a table is one if it is in data.features")
+        yield Problem(key, advice.no_such_feature(name, features))
         return
     feature = features[name]
     if feature.is_list or feature.shape not in ((), (1,)):
