@@ -16,14 +16,12 @@ from psrun.errors import ConfigError, DataError, Problem
 LIST_SEPARATOR = "|"  # of the values of a list in a field of text
 _WEIGHT = "data.weight"
 _TEXTS = ("path", "eval_path", "weight", "delimiter", "encoding", "format")
-_READ_WHOLE = ("json", "npz")  # formats whose columns are known at the end of a file
 
 
 def problems(options: Mapping[str, Any], features: Mapping[str, str]) -> list[Problem]:
     """What is wrong with the options of a `table.Table`, as far as the header of its first file tells.
 
-    Files that cannot be read, or not at once, are left to the table itself: files of an object store, and formats whose
-    columns are known at the end.
+    Files that cannot be read, and files of an object store, are left to the table itself.
 
     Args:
       options: of the table.
@@ -53,8 +51,6 @@ def problems(options: Mapping[str, Any], features: Mapping[str, str]) -> list[Pr
             quoted=options.get("quoted", True),
             folders=(path, options.get("eval_path")),
         )
-        if layout.format in _READ_WHOLE:
-            return []
         known = formats.columns(names[0], layout)
     except ConfigError as error:
         return error.problems
