@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from unittest import mock
 
 from psrun import errors
@@ -225,7 +225,7 @@ def _errors() -> str:
     named = [f"| {code.value} | `{code.name}` |" for code in errors.ExitCode]
     rows = [
         f"| {'&nbsp;&nbsp;&nbsp;' * depth}`{kind.__name__}` | {_code_of(kind)} | {_line(kind)} |"
-        for depth, kind in _tree()
+        for depth, kind in (*_tree(), (0, errors.Interrupted))
     ]
     tables = (
         "\n".join(lines)
@@ -247,7 +247,7 @@ def _tree(kind: type[errors.PsrunError] = errors.PsrunError, depth: int = 0) -> 
             yield from _tree(below, depth + 1)
 
 
-def _code_of(kind: type[errors.PsrunError]) -> str:
+def _code_of(kind: Any) -> str:
     if kind is errors.Interrupted:
         return f"{errors.ExitCode.INTERRUPTED.value}, {errors.ExitCode.RESTART.value}"
     return str(kind.exit_code.value)

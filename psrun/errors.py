@@ -15,7 +15,7 @@ PsrunError                      1   failed for good
   TrainingError                 1   a step failed
     NonFiniteLossError          1   the loss, or the gradient of a table, became NaN or infinite
     HookError                   1   a callable of trainer.hooks failed
-Interrupted                     130 Ctrl-C; 175 SIGTERM, after a checkpoint if checkpoints are on: restart the process
+Interrupted                     130 Ctrl-C; 175 SIGTERM or SIGHUP, after a checkpoint if checkpoints are on: restart
 """
 
 from __future__ import annotations
@@ -156,8 +156,11 @@ class HookError(TrainingError):
     """A callable of trainer.hooks failed."""
 
 
-class Interrupted(PsrunError):
-    """A signal, Ctrl-C or SIGTERM, ended the run."""
+class Interrupted(BaseException):
+    """A signal, Ctrl-C, SIGTERM or SIGHUP, ended the run.
+
+    Not an Exception: libraries and users' code handle exceptions as mistakes, and put others in their place.
+    """
 
     def __init__(self, signum: int) -> None:
         super().__init__(f"interrupted by {signal.Signals(signum).name}")

@@ -83,7 +83,7 @@ def lock(path: Path, *, within_s: float = 0.0, on_wait: Callable[[], None] = lam
                 return None
             on_wait()
             time.sleep(_LOCK_EVERY_S)
-    except Exception:
+    except BaseException:
         os.close(descriptor)
         raise
 

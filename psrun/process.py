@@ -20,7 +20,7 @@ from typing import Any, NoReturn, TextIO
 
 import setproctitle
 
-from psrun.errors import ConfigError, ExitCode, Interrupted, Problem, PsrunError, final
+from psrun.errors import ConfigError, ExitCode, Interrupted, Problem, final
 from psrun.tf_internals.modules import remove_generated_files
 
 VARIABLES = {
@@ -47,7 +47,9 @@ runpy.run_module(module, run_name="__main__", alter_sys=True)
 """
 _MIN_OPEN_FILES = 512
 _HANDLED_WITHIN_S = 5.0
+_UNWOUND_WITHIN_S = 25.0  # less than the 30 s after which supervisors, schedulers and container runtimes kill
 _ENDED_WITHIN_S = 10.0
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # The supervisor's process id, set for its children: TF_CONFIG in a user's shell alone does not make a process a task.
 SUPERVISOR_PID = "PSRUN_SUPERVISOR_PID"
 # The process id of the sweep, set for its jobs. A job removes it, because its tasks are not children of the sweep.
@@ -55,6 +57,16 @@ SWEEP_PID = "PSRUN_SWEEP_PID"
 # The first lets two servers share a port silently; the second turns a network failure into a hang without an error; the
 # third makes gRPC abort the process if this machine does not have the strategy.
 UNWANTED = ("TF_GRPC_REUSE_PORT", "TF_PSS_ENABLE_COORDINATION_SERVICE", "GRPC_POLL_STRATEGY")
+
+
+def on_signals(handler: Callable[[int, Any], object]) -> None:
+    """Handles Ctrl-C, SIGTERM, and SIGHUP, which a terminal sends when it is closed. Call in the main thread.
+
+    A SIGHUP that is ignored stays so, as `nohup` has asked; child processes inherit that.
+    """
+    for signum in _SIGNALS:
+        if signum != signal.SIGHUP or signal.getsignal(signum) is not signal.SIG_IGN:
+            signal.signal(signum, handler)
 
 
 def module_command(module: str, *arguments: str) -> list[str]:
@@ -126,7 +138,24 @@ def divert_stderr(log: Path) -> TextIO:
     Returns:
       The previous standard error, for messages to the user.
     """
-    return os.fdopen(_replace_stderr(str(log)), "w", buffering=1, encoding="utf-8", errors="backslashreplace")
+    before = _LastingOutput(_replace_stderr(str(log)), closefd=True)
+    return io.TextIOWrapper(io.BufferedWriter(before), "utf-8", errors="backslashreplace", line_buffering=True)
+
+
+def open_missing_streams() -> None:
+    """Opens standard input, output and error where the caller has closed them, as `>&-` does: what is written is lost.
+
+    Otherwise a file of the run gets the descriptor, and what libraries write to standard error goes into it.
+    """
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free descriptor
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
 
 
 def _replace_stderr(file: str) -> int:
@@ -138,11 +167,15 @@ def _replace_stderr(file: str) -> int:
     return before
 
 
-class _LastingStdout(io.FileIO):
-    """File descriptor 1 until it cannot be written; from then on output is dropped."""
+class _LastingOutput(io.FileIO):
+    """A file descriptor until it cannot be written, such as of a closed terminal; from then on output is dropped.
 
-    def __init__(self, terminal: TextIO) -> None:
-        super().__init__(1, "w", closefd=False)
+    Args:
+      terminal: receives a line then; None: nobody does.
+    """
+
+    def __init__(self, descriptor: int, *, closefd: bool, terminal: TextIO | None = None) -> None:
+        super().__init__(descriptor, "w", closefd=closefd)
         self._terminal = terminal
 
     def write(self, data: Any) -> int:
@@ -150,17 +183,19 @@ class _LastingStdout(io.FileIO):
             return super().write(data)
         except OSError as error:
             with open(os.devnull, "wb") as nowhere:
-                os.dup2(nowhere.fileno(), 1)
-            if error.errno != errno.EPIPE:  # a reader that left, such as `head`, needs no message
+                os.dup2(nowhere.fileno(), self.fileno())
+            # A reader that left, such as `head`, needs no message.
+            if self._terminal is not None and error.errno != errno.EPIPE:
                 message = f"standard output cannot be written: {error.strerror}; the run continues without it"
-                self._terminal.write(f"psrun: {message}\n")
+                with contextlib.suppress(OSError):
+                    self._terminal.write(f"psrun: {message}\n")
             return len(data)
 
 
 def outlive_stdout(terminal: TextIO) -> None:
     """Keeps the process running when standard output is a closed pipe or, with a line on `terminal`, a full disk."""
     sys.stdout.flush()
-    lasting = io.BufferedWriter(_LastingStdout(terminal))
+    lasting = io.BufferedWriter(_LastingOutput(1, closefd=False, terminal=terminal))
     encoding = sys.stdout.encoding or "utf-8"
     sys.stdout = io.TextIOWrapper(lasting, encoding=encoding, errors="backslashreplace", line_buffering=True)
 
@@ -188,8 +223,7 @@ def leave_first_place() -> None:
     child = os.fork()
     if child == 0:
         return
-    for signum in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(signum, lambda number, frame: os.kill(child, number))
+    on_signals(lambda number, frame: os.kill(child, number))
     while True:
         pid, status = os.wait()  # also for orphans, which fall to the first process
         if pid == child:
@@ -205,17 +239,19 @@ def end_with_parent(parent: int) -> None:
         leave(1)
 
 
-def ignore_interrupts() -> None:
-    """Ignores Ctrl-C, which reaches every process of the terminal: the sweep forwards it."""
-    signal.signal(signal.SIGINT, lambda signum, frame: None)  # not SIG_IGN, which children would inherit
+def ignore_terminal() -> None:
+    """Ignores Ctrl-C and the end of the terminal, which reach every process of it: the sweep forwards them."""
+    before = signal.getsignal(signal.SIGTERM)
+    on_signals(lambda signum, frame: None)  # not SIG_IGN, which children would inherit
+    signal.signal(signal.SIGTERM, before)
 
 
 def begin_worker(parent: int) -> None:
-    """Begins a process in which a launcher runs jobs of a sweep: it ends with `parent`, and by no Ctrl-C.
+    """Begins a process in which a launcher runs jobs of a sweep: it ends with `parent`, and not by the terminal.
 
     Before the imports of its first job: a worker that ends meanwhile ends all others, and no job of theirs would save.
     """
-    ignore_interrupts()
+    ignore_terminal()
     end_with_parent(parent)
 
 
@@ -242,14 +278,15 @@ def leave(code: int) -> NoReturn:
 
 
 class Stop:
-    """Handles Ctrl-C and SIGTERM of this process.
+    """Handles Ctrl-C, SIGTERM and SIGHUP of this process.
 
     Python runs a signal handler only between two instructions of the main thread. A thread ends the process if the main
     thread does not handle a signal, since it waits in native code.
 
-    Before `defer` is called, the first signal raises Interrupted in the main thread. Afterwards the signal sets
-    `requested`, calls `on_request` and starts a timer: the work polls `requested` and shuts down within the grace
-    period, or the process exits. A second signal exits immediately.
+    Before `defer` is called, the first signal raises Interrupted in the main thread, and starts a timer: libraries may
+    discard the exception, but the process ends. Afterwards the signal sets `requested`, calls `on_request` and starts
+    the timer: the work polls `requested` and shuts down within the grace period, or the process exits. A second signal
+    exits immediately, except SIGHUP: shells repeat it, and it may follow a Ctrl-C.
 
     Attributes:
       requested: set when the process is to end.
@@ -270,20 +307,23 @@ class Stop:
         self.may_insist = True
 
     def install(self) -> None:
-        """Installs the signal handlers. Call in the main thread."""
-        for signum in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(signum, self._handle)
+        """Installs the signal handlers, and starts the thread. Call in the main thread."""
+        self.handle()
         read_end, write_end = os.pipe()
         os.set_blocking(write_end, False)
         signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
         threading.Thread(target=self._insist, args=(read_end,), name="psrun-signals", daemon=True).start()
 
+    def handle(self) -> None:
+        """Installs the signal handlers only. Call in the main thread."""
+        on_signals(self._handle)
+
     def heed(self, signum: int) -> None:
         """Handles the signal `signum` as SIGTERM."""
         signal.signal(signum, lambda _, frame: self._handle(signal.SIGTERM, frame))
 
-    def defer(self, within_s: float) -> None:
-        """Lets a signal start an orderly shutdown of at most `within_s` seconds."""
+    def defer(self, within_s: float | None) -> None:
+        """Lets a signal start an orderly shutdown of at most `within_s` seconds; None: lets it raise again."""
         self._within_s = within_s
 
     def follow(self, signum: int = signal.SIGTERM) -> None:
@@ -296,13 +336,13 @@ class Stop:
             raise Interrupted(self.signum)
 
     def reason_of(self, error: BaseException) -> BaseException:
-        """What has ended the work that raised `error`: the signal, if it arrived before `defer`.
+        """What has ended the work that raised `error`: the signal, if it arrived while signals raise.
 
-        Interrupted is raised anywhere then, also where a library replaces exceptions, as TensorFlow does while it is
-        imported.
+        Interrupted is raised anywhere then, also where a library or psrun puts another exception in its place.
         """
-        is_own = isinstance(error, PsrunError)
-        return error if self.signum is None or self._within_s is not None or is_own else Interrupted(self.signum)
+        if self.signum is None or self._within_s is not None:
+            return error
+        return Interrupted(self.signum)
 
     def outcome(self, code: int | None, recorded: Mapping[str, Any]) -> ExitCode:
         """The exit code of this process, which forwarded its signal to a process that ended with `code`.
@@ -322,7 +362,7 @@ class Stop:
         """Ends the process if a signal is not handled in time. Reads the numbers of signals from a pipe."""
         while numbers := os.read(arrivals, 1):
             signum = signal.Signals(numbers[0])
-            if signum not in (signal.SIGINT, signal.SIGTERM) or self.signum is not None:
+            if signum not in _SIGNALS or self.signum is not None:
                 continue
             handled_by_s = time.monotonic() + (self._within_s or _HANDLED_WITHIN_S)
             while self.signum is None and time.monotonic() < handled_by_s:
@@ -332,12 +372,13 @@ class Stop:
 
     def _handle(self, signum: int, frame: Any) -> None:
         if self.signum is not None:
-            if self.may_insist:
+            if self.may_insist and signum != signal.SIGHUP:
                 self._end(signum)
             return
         self.signum = signum
         self.requested.set()
         if self._within_s is None:
+            _start_clock(_UNWOUND_WITHIN_S, self._end, signum)
             raise Interrupted(signum)
         _start_clock(self._within_s, self._end, signum)
         self.on_request()

@@ -174,7 +174,7 @@ def job(composed: DictConfig) -> float | None:
     settings = HydraConfig.get()
     folder = Path(settings.runtime.output_dir)
     sweep = Sweep.read(Path(settings.sweep.dir))
-    process.ignore_interrupts()
+    process.ignore_terminal()
     return jobs.run(folder, sweep, elsewhere=True)
 
 

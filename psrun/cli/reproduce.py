@@ -297,9 +297,12 @@ def _run(into: Path) -> int:
     environment = {**os.environ, process.SWEEP_PID: str(os.getpid())}
     environment.pop(process.SUPERVISOR_PID, None)
     child = subprocess.Popen(process.task_command(into), env=environment)
-    # The terminal sends Ctrl-C to both processes; others send SIGTERM to this one.
-    signal.signal(signal.SIGINT, lambda signum, frame: None)
-    signal.signal(signal.SIGTERM, lambda signum, frame: child.terminate())
+
+    def forward(signum: int, frame: Any) -> None:
+        if signum != signal.SIGINT:  # the terminal sends Ctrl-C to both processes; others send SIGTERM to this one
+            child.send_signal(signum)
+
+    process.on_signals(forward)
     return child.wait()
 
 

@@ -68,12 +68,14 @@ def run(run_config: RunConfig, context: TaskContext, stop: Stop) -> None:
         trainer = TRAINERS[run_config.trainer.kind](run_config)
         hooks = Hooks(run_config, folder, reporter)
         source = load.load_source(run_config, folder.stored().get("data"), chief.preparing, folder.whole.path)
+        stop.raise_if_requested()  # also where something discarded the exception of a signal
         run_config = _planned(run_config, source, reporter, folder)
         _report_data(run_config, source, reporter, folder)
         with chief.program(run_config, source) as program:
             inventory.report(program, reporter, folder)
             if recording is not None:
                 recording.begin(hashes.files_of(source, run_config.data.target.options))
+            stop.raise_if_requested()
             _train(program, trainer, hooks, chief, stop)
             if recording is not None:
                 recording.end()
@@ -90,7 +92,7 @@ def _prepare(run_config: RunConfig, context: TaskContext, stop: Stop) -> None:
         strategy.wait_for_tasks(context.topology, is_up, within_s=cluster.restart.start_timeout_s)
     strategy.prepare(cluster, context.topology)
     if cluster.has_synchronous_workers:
-        stop.install()  # again: TensorFlow's collectives install a SIGTERM handler
+        stop.handle()  # again: TensorFlow's collectives install a SIGTERM handler
 
 
 def _planned(run_config: RunConfig, source: DataSource, reporter: Reporter, folder: RunFolder) -> RunConfig:
@@ -132,9 +134,12 @@ def _train(program: Program, trainer: Trainer, hooks: Hooks, chief: Chief, stop:
         run.end()
         if run.is_paused:
             folder.record("search", state=PAUSED, epoch=run.epoch.number)
-        elif program.config.export.at_end and folder.whole is folder:
-            run.monitor.state = "exporting"
-            _export(program, folder, reporter)
+        else:
+            stop.raise_if_requested()
+            if program.config.export.at_end and folder.whole is folder:
+                run.monitor.state = "exporting"
+                stop.defer(None)  # an export that is cut short is made again by a resumed run
+                _export(program, folder, reporter)
     finally:
         hooks.stop()
         if profile is not None:

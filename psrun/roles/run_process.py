@@ -33,11 +33,14 @@ from psrun.roles import table, task_assignment
 from psrun.roles.task_assignment import Identity
 
 _CANNOT_BE_WRITTEN = (*CANNOT_GROW, errno.EPIPE)
+_BEGUN_WITHIN_S = 10.0
+_RECORDED_WITHIN_S = 10.0
 
 
 def to_the_end(work: Callable[[float], ExitCode]) -> NoReturn:
     """Calls `work` with the start time of this process (as of `time.time`), and exits with its exit code."""
     started_s = time.time()
+    process.open_missing_streams()
     process.leave_first_place()
     process.prepare()
     code = ExitCode.DONE
@@ -83,7 +86,7 @@ def _exit_code(work: Callable[[float], ExitCode], started_s: float) -> ExitCode:
         return work(started_s)
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
-    except PsrunError as error:
+    except (PsrunError, Interrupted) as error:
         _print_problem(str(error))
         return error.exit_code
     except SystemExit as exit_:  # how Hydra ends --help, --cfg and --info
@@ -132,20 +135,15 @@ def execute(
 
 
 def _execute(raw: Mapping[str, Any], path: Path, overrides: list[str], started_s: float, is_own: bool) -> ExitCode:
-    try:
-        run = parse.load(raw)
-        me = task_assignment.identify(run, os.environ)
-    except ConfigError as error:
-        if not (path / "run.json").exists():
-            with contextlib.suppress(ConfigError):  # another task of the run may have recorded the same error first
-                _begun(RunFolder.create(path, raw=raw), raw, overrides, started_s)
-                record_failure(RunFolder.take_over(path), error, "chief-0", started_s)
-        raise
+    stop = Stop()
+    stop.handle()
+    run, me = _parsed(raw, path, overrides, started_s, stop)
     is_own = is_own and me.owns_folder
     _show_task(me, path)
     path = _place(run, me, path)
     undo = _undo(run, me, path)
     folder = _folder(run, me, path)
+    stop.defer(_BEGUN_WITHIN_S)  # until an interruption can be recorded
     if me.owns_folder:
         started_s = _begun(folder, raw, overrides, started_s)
     terminal = process.divert_stderr(folder.log(me.name))
@@ -163,10 +161,11 @@ def _execute(raw: Mapping[str, Any], path: Path, overrides: list[str], started_s
         finally:
             process.leave(code)
 
-    stop = None
     try:
+        stop.defer(None)
+        stop.raise_if_requested()
         note = _isolated(run)
-        stop = _stop(run, folder, me, started_s)  # which starts a thread
+        _watch_signals(stop, run, folder, me, started_s)  # which starts a thread
         if note:
             console.print("[yellow]note:[/yellow]", escape(note), soft_wrap=True)
         code = (
@@ -174,10 +173,13 @@ def _execute(raw: Mapping[str, Any], path: Path, overrides: list[str], started_s
             or ExitCode.DONE
         )
     except BaseException as error:
-        code = failed(error if stop is None else stop.reason_of(error))
+        reason = stop.reason_of(error)
+        stop.defer(_RECORDED_WITHIN_S)
+        code = failed(reason)
         _show_resume(run, folder, code, terminal, is_own=is_own)
         undo(code)
         return code
+    stop.defer(_RECORDED_WITHIN_S)
     if me.owns_folder and code == ExitCode.DONE:
         status = "interrupted" if folder.is_paused else "completed"
         folder.record("ended", status=status, exit_code=code, wall_s=round(time.time() - started_s, 3))
@@ -189,21 +191,37 @@ def _execute(raw: Mapping[str, Any], path: Path, overrides: list[str], started_s
     return code
 
 
+def _parsed(
+    raw: Mapping[str, Any], path: Path, overrides: list[str], started_s: float, stop: Stop
+) -> tuple[RunConfig, Identity]:
+    """The run, and the task of this process. Raises ConfigError and Interrupted, once they are recorded."""
+    try:
+        run = parse.load(raw)  # which imports the user's modules
+        me = task_assignment.identify(run, os.environ)
+        stop.raise_if_requested()
+    except (ConfigError, Interrupted) as error:
+        reason = stop.reason_of(error)
+        if not (path / "run.json").exists():
+            with contextlib.suppress(ConfigError):  # another task of the run may have recorded the same error first
+                _begun(RunFolder.create(path, raw=raw), raw, overrides, started_s)
+                record_failure(RunFolder.take_over(path), reason, "chief-0", started_s)
+        raise reason from None
+    return run, me
+
+
 def _show_task(me: Identity, path: Path) -> None:
     """Names this process by its task if a supervisor started it; a user recognizes others by their command."""
     if process.SUPERVISOR_PID in os.environ:
         process.set_title(f"{me.name} {path}")
 
 
-def _stop(run: RunConfig, folder: RunFolder, me: Identity, started_s: float) -> Stop:
-    """Installs the signal handlers of this process."""
-    stop = Stop()
+def _watch_signals(stop: Stop, run: RunConfig, folder: RunFolder, me: Identity, started_s: float) -> None:
+    """Lets `stop` end this process, also where its main thread waits, and record that."""
     if me.owns_folder:
         stop.record = lambda interrupted: folder.record_at_once("ended", **_outcome(interrupted, me.name, started_s))
     stop.install()
     if isinstance(run.cluster, choices.Slurm) and process.SUPERVISOR_PID in os.environ:
         stop.heed(EXIT_SIGNAL)
-    return stop
 
 
 def _place(run: RunConfig, me: Identity, path: Path) -> Path:
@@ -283,8 +301,8 @@ def _failed(error: BaseException, folder: RunFolder, me: Identity, terminal: Tex
     gone = "" if folder.path.exists() else f"the run folder {folder.path} was deleted under the run; "
     with contextlib.suppress(OSError), log.open("a", encoding="utf-8") as file:
         traceback.print_exception(error, file=file)
-    is_own = isinstance(error, PsrunError)
-    code = error.exit_code if isinstance(error, PsrunError) else ExitCode.FAILED
+    is_own = isinstance(error, (PsrunError, Interrupted))
+    code = _code_of(error)
     text = gone + (str(error) if is_own else f"{type(error).__name__}: {error}")
     if me.owns_folder:
         try:
@@ -294,6 +312,12 @@ def _failed(error: BaseException, folder: RunFolder, me: Identity, terminal: Tex
                 text += f"\n(and run.json could not be written: {disk})"
     _print_error(terminal, text, code, log)
     return code
+
+
+def _code_of(error: BaseException) -> ExitCode:
+    if isinstance(error, (PsrunError, Interrupted)):
+        return error.exit_code
+    return ExitCode.FAILED
 
 
 def _print_error(terminal: TextIO, text: str, code: ExitCode, log: Path) -> None:
@@ -315,7 +339,7 @@ def record_failure(folder: RunFolder, error: BaseException, task: str, started_s
 
 def _outcome(error: BaseException, task: str, started_s: float) -> dict[str, Any]:
     """The keys of run.json for a run that ended with an error."""
-    code = error.exit_code if isinstance(error, PsrunError) else ExitCode.FAILED
+    code = _code_of(error)
     recorded = {"type": type(error).__name__, "message": str(error), "task": getattr(error, "task", None) or task}
     status = "interrupted" if isinstance(error, Interrupted) else "failed"
     return {"status": status, "exit_code": code, "error": recorded, "wall_s": round(time.time() - started_s, 3)}

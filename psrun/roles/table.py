@@ -13,7 +13,7 @@ from rich.console import Console
 from psrun.config import choices
 from psrun.config.run_config import RunConfig
 from psrun.config.topology import Task
-from psrun.errors import ExitCode, PsrunError
+from psrun.errors import ExitCode, Interrupted, PsrunError
 from psrun.process import Stop, allow_open_files
 from psrun.results.console import ConsoleSink
 from psrun.results.events import Reporter
@@ -133,7 +133,7 @@ def _supervisor(process: Process) -> ExitCode:
         module = importlib.import_module("psrun.launch.supervisor")  # while a fork server imports TensorFlow
         code = module.Supervisor(launch, backend).run()
         return code
-    except PsrunError as error:
+    except (PsrunError, Interrupted) as error:
         code = error.exit_code
         raise
     finally:

@@ -56,7 +56,7 @@ def test_every_key_verb_and_error_is_there(pages):
     for command in COMMANDS:
         assert f"usage: psrun {command} " in pages["reference/commands.md"]
     for name, kind in vars(errors).items():
-        if isinstance(kind, type) and issubclass(kind, errors.PsrunError):
+        if isinstance(kind, type) and issubclass(kind, errors.PsrunError | errors.Interrupted):
             assert f"`{name}`" in pages["reference/errors.md"]
 
 

@@ -347,7 +347,7 @@ class World(Sink):
         supervisor = Supervisor(launch, self.backend, Clock(lambda: self.now_s, self.wait))
         try:
             self.code = supervisor.run()
-        except PsrunError as error:
+        except (PsrunError, Interrupted) as error:
             self.raised = error
             self.over_s = self.over_s or self.now_s
             self.code = error.exit_code

@@ -109,9 +109,9 @@ class Sweep(Cluster):
         self.wait(running, f"{count} jobs that run")
 
     def send(self, signum: int) -> None:
-        """To all processes of the terminal, as a Ctrl-C is, where it is SIGINT."""
+        """To all processes of the terminal, as a Ctrl-C and the end of the terminal are."""
         self.look(now=True)
-        if signum == signal.SIGINT:
+        if signum in (signal.SIGINT, signal.SIGHUP):
             os.killpg(self.process.pid, signum)
         else:
             self.process.send_signal(signum)

@@ -136,20 +136,6 @@ def test_a_failure_for_good_is_the_chiefs(start):
     assert cluster.left() == []
 
 
-def test_a_signal_saves_and_ends(start):
-    """Ctrl-C in `fit`; `test_modes` has SIGTERM in the custom loop."""
-    cluster = start(*LONG, "trainer=fit", many_epochs(STEPS))
-    cluster.wait_for("epoch", 2)
-    cluster.process.send_signal(signal.SIGINT)
-    assert cluster.end(within_s=40) == 130
-    result = cluster.result
-    assert (result["status"], result["exit_code"]) == ("interrupted", 130)
-    assert result["error"]["message"] == "interrupted by SIGINT"
-    assert cluster.left() == []
-    assert result["checkpoints"][-1]["step"] == result["steps"]["applied"]  # what was applied is saved, to the step
-    assert result["steps"]["applied"] >= result["steps"]["scheduled"] > 0
-
-
 def test_a_second_signal_ends_at_once(start):
     """While it begins. What becomes of a run whose chief hangs then is in the simulation."""
     cluster = start(*LONG, many_epochs(STEPS))

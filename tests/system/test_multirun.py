@@ -30,7 +30,7 @@ LAUNCHERS = [
     pytest.param(JOBLIB, id="joblib", marks=[needs_joblib, pytest.mark.thorough]),
     pytest.param(SUBMITIT, id="submitit_local", marks=[needs_submitit, pytest.mark.thorough]),
 ]
-INT, TERM = (signal.SIGINT, 130), (signal.SIGTERM, 175)
+INT, HUP = (signal.SIGINT, 130), (signal.SIGHUP, 175)
 
 
 @pytest.fixture
@@ -70,9 +70,9 @@ def test_jobs_run_beside_each_other_and_failed_ones_stop_nobody(start, launcher)
 @pytest.mark.parametrize(
     ("launcher", "signum", "code"),
     [
-        pytest.param([], *INT, id="basic-INT"),
+        pytest.param([], *HUP, id="basic-HUP"),
         pytest.param(JOBLIB, *INT, id="joblib-INT", marks=[needs_joblib, pytest.mark.thorough]),
-        pytest.param(SUBMITIT, *TERM, id="submitit-TERM", marks=[needs_submitit, pytest.mark.thorough]),
+        pytest.param(SUBMITIT, *HUP, id="submitit-HUP", marks=[needs_submitit, pytest.mark.thorough]),
     ],
 )
 def test_a_signal_stops_all_jobs_cleanly_and_the_sweep_can_be_resumed(start, tmp_path, launcher, signum, code):

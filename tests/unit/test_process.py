@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from psrun import process
+from psrun.errors import ConfigError
 
 
 def python(code: str, **variables: str) -> subprocess.Popen[str]:
@@ -75,7 +76,7 @@ sys.exit(7)
     assert lasting.wait(60) == 7
 
 
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, 175), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGHUP, 175), (signal.SIGINT, 130)])
 def test_a_signal_ends_a_process_that_waits_in_native_code(signum, code):
     """A mutex that is locked twice blocks its thread for ever, without Python's lock, as a wait of TensorFlow does."""
     script = """
@@ -107,8 +108,65 @@ def test_what_a_library_makes_of_an_early_signal_is_the_signal():
     assert stop.reason_of(replaced) is replaced
     stop.signum = signal.SIGINT
     assert stop.reason_of(replaced).exit_code == 130
+    assert stop.reason_of(ConfigError("model: mine.model failed")).exit_code == 130
     stop.defer(1.0)
     assert stop.reason_of(replaced) is replaced  # of a training that is about to end
+
+
+SIGNALS = """
+import os, signal, subprocess, sys, time
+from psrun import process
+stop = process.Stop()
+stop.install()
+stop.defer(60.0)
+def send(*names):
+    for name in names:
+        os.kill(os.getpid(), getattr(signal, name))
+        time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize(
+    ("sent", "code"),
+    [
+        ("'SIGHUP', 'SIGHUP'", 0),  # a shell and the kernel both send it
+        ("'SIGINT', 'SIGHUP'", 0),
+        ("'SIGHUP', 'SIGTERM'", 175),
+        ("'SIGHUP', 'SIGINT'", 130),
+    ],
+)
+def test_a_second_signal_ends_at_once_but_for_sighup(sent, code):
+    assert python(f"{SIGNALS}\nsend({sent})").wait(60) == code
+
+
+def test_nohup_keeps_a_process_and_its_children_from_the_end_of_the_terminal():
+    code = f"""{SIGNALS}
+send("SIGHUP")
+print(stop.signum, flush=True)
+subprocess.run(["sh", "-c", "kill -HUP $$; echo on"])
+"""
+    nohup = subprocess.run(["nohup", sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert nohup.stdout == "None\non\n"
+
+
+def test_an_interruption_that_is_discarded_ends_the_process_nevertheless():
+    code = f"""{SIGNALS}
+process._UNWOUND_WITHIN_S = 0.2
+stop.defer(None)
+try:
+    send("SIGTERM")
+except BaseException:
+    time.sleep(60)
+"""
+    assert python(code).wait(60) == 175
+
+
+def test_streams_that_the_caller_has_closed_are_no_place_for_files():
+    code = (
+        "from psrun import process; process.open_missing_streams(); print('lost')\n"
+        "import os, sys; sys.stderr.write('lost'); os._exit(os.open(os.devnull, os.O_RDONLY))"
+    )
+    assert subprocess.run(["sh", "-c", f'exec {sys.executable} -c "$0" <&- >&- 2>&-', code]).returncode == 3
 
 
 def test_exit_codes_of_children_are_kept_where_a_parent_ignores_them():
@@ -122,7 +180,8 @@ def test_exit_codes_of_children_are_kept_where_a_parent_ignores_them():
 def test_a_worker_of_a_launcher_outlives_an_interrupt_and_ends_with_its_parent():
     code = (
         "import os, signal, time; from psrun import process; process.begin_worker(os.getppid());"
-        "os.kill(os.getpid(), signal.SIGINT); print('goes on', flush=True); time.sleep(60)"  # ended by its parent's end
+        "[os.kill(os.getpid(), signum) for signum in (signal.SIGINT, signal.SIGHUP)];"
+        "print('goes on', flush=True); time.sleep(60)"  # ended by its parent's end
     )
     parent = python(f"import subprocess, sys; subprocess.run([sys.executable, '-c', {code!r}])")
     assert parent.stdout is not None

@@ -103,8 +103,6 @@ def _connect(options: dict[str, Any], cluster: choices.Ray) -> None:
     def connect() -> None:
         try:
             ray.init(**options)
-        except Interrupted:
-            raise
         except SystemExit as exit_:  # how Ray handles SIGTERM during the call
             raise Interrupted(signal.SIGTERM) from exit_
         except Exception as error:  # of many types, of Ray and of Python

@@ -61,8 +61,7 @@ class SignalHandler:
         self._signum: int | None = None
 
     def install(self) -> None:
-        for signum in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(signum, self._handle)
+        process.on_signals(self._handle)
 
     def raise_again(self) -> None:
         """Raises SweepSignal again, for launchers that swallow it."""
@@ -71,6 +70,8 @@ class SignalHandler:
 
     def _handle(self, signum: int, frame: Any) -> None:
         if self._signum is not None:
+            if signum == signal.SIGHUP:  # a shell repeats it
+                return
             self._sweep.request_end(KILL)
             self._wait(_KILLED_WITHIN_S)
             os._exit(Interrupted(signum).exit_code)

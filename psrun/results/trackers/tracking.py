@@ -109,7 +109,7 @@ class GuardedSink(Sink):
                 return
             try:
                 work()
-            except PsrunError:  # a signal, or a full disk
+            except PsrunError:  # such as a full disk
                 raise
             except Exception as error:  # of a library, its store or the network
                 self._gave_up = True
