@@ -29,8 +29,8 @@ from psrun.cluster.strategy import Distribution
 from psrun.config import parse
 from psrun.data import load
 from psrun.metrics import ranking, retrieval
+from psrun.program import pair_scores
 from psrun.program.build import build, build_state, start_afresh
-from psrun.program.pair_scores import top_of_products
 from psrun.training.evaluation import modes
 
 USERS, ITEMS, DIM, SEEN, K = 6040, 3700, 32, 165, 10
@@ -107,10 +107,18 @@ def retrievals() -> dict[str, Work]:
     queries = rng.normal(size=(QUERIES, LIBRARY_DIM)).astype(np.float32)
 
     def numpy() -> np.ndarray:
-        return retrieval.top(queries @ items.T, K)
+        scores = queries @ items.T
+        chosen = np.argpartition(-scores, K - 1, axis=1)[:, :K]
+        own = np.take_along_axis(scores, chosen, axis=1)
+        return np.take_along_axis(chosen, np.argsort(-own, axis=1), axis=1)
 
-    works: dict[str, Work] = {TOP: lambda: top_of_products(queries, items, K)[0], NUMPY: numpy}
-    assert (top_of_products(queries, items, K)[0] == numpy()).all()
+    vectors = pair_scores.ItemVectors.of(items)
+
+    def top() -> np.ndarray:
+        return pair_scores.top(vectors.products(queries), K)[0]
+
+    works: dict[str, Work] = {TOP: top, NUMPY: numpy}
+    assert (top() == numpy()).all()
     with contextlib.suppress(ImportError):
         import faiss
 

@@ -17,7 +17,7 @@ from psrun.data.source import DataSource
 from psrun.errors import ExportError
 from psrun.files import is_pattern
 from psrun.program import interactions
-from psrun.program.pair_scores import PairScores
+from psrun.program.pair_scores import ItemVectors, PairScores
 from psrun.program.zeros import zeros
 
 _ABOUT = "psrun.json"
@@ -86,12 +86,15 @@ def _recommending(root: tf.Module, trained: LoadedModel) -> Any:
     known = interactions.of_run(evaluation, trained.source, model)
     scores = PairScores(model, known)
     scores.refresh()
-    root.item_vectors = tf.Variable(scores.item_vectors, trainable=False)
+    vectors = ItemVectors.of(scores.item_vectors)
+    root.item_vectors = tf.Variable(vectors.distinct, trainable=False)
+    root.item_places = tf.Variable(vectors.place, trainable=False)
+    items = ItemVectors(root.item_vectors, root.item_places)
     root.items = tf.Variable(tf.reshape(known.items[evaluation.item or ""], [-1]), trainable=False)
     first = {name: values[:1] for name, values in known.items.items()}
     left_out = {name for each in (*first, *model.unused) for name in (each, length_name(each))}
     specs = {name: spec for name, spec in _padded(trained.source).items() if name not in left_out}
-    vectors = model.towers.vectors
+    towers = model.towers
 
     def recommend(features: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         count = tf.shape(next(iter(features.values())))[0]
@@ -99,8 +102,8 @@ def _recommending(root: tf.Module, trained: LoadedModel) -> Any:
         unused = {name: zeros(spec) for name, spec in signature(trained.source).items() if name in model.unused}
         unused = {name: tf.gather(value, tf.zeros([count], tf.int32)) for name, value in unused.items()}
         whole = _without_padding(trained.source, features) | of_items | unused
-        query = vectors(model.preprocessed(whole), training=False)["query"]
-        found = tf.math.top_k(tf.matmul(query, root.item_vectors, transpose_b=True), min(top_k, known.num_items))
+        query = towers.vectors(model.preprocessed(whole), training=False)["query"]
+        found = tf.math.top_k(items.products(query), min(top_k, known.num_items))
         return {"item": tf.gather(root.items, found.indices), "score": found.values}
 
     return tf.function(recommend, input_signature=[specs])

@@ -83,11 +83,3 @@ def _counted(scores: np.ndarray, user: np.ndarray, own: np.ndarray, compare: np.
         rows = scores if len(chosen) == len(scores) else scores[user[chosen]]
         counts[chosen] = np.count_nonzero(compare(rows, own[chosen, np.newaxis]), axis=1)
     return counts
-
-
-def top(scores: np.ndarray, k: int) -> np.ndarray:
-    """(users, k) the items with the highest scores (users, items), by falling score and rising number."""
-    k = min(k, scores.shape[1])
-    chosen = np.argpartition(-scores, k - 1, axis=1)[:, :k]
-    own = np.take_along_axis(scores, chosen, axis=1)
-    return np.take_along_axis(chosen, np.lexsort((chosen, -own), axis=1), axis=1)

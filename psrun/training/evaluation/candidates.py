@@ -10,9 +10,8 @@ import numpy as np
 from psrun.errors import ConfigError, Problem
 from psrun.metrics import estimates, retrieval
 from psrun.metrics.ranking import OfItems, RankingMetric, RelevantExamples
-from psrun.program import interactions
+from psrun.program import interactions, pair_scores
 from psrun.program.compiled_model import Program
-from psrun.program.pair_scores import PairScores
 
 _PAIRS = 1 << 22  # scores in memory at a time
 _DRAWN_PAIRS = 1 << 18  # whose vectors are in memory at a time
@@ -51,7 +50,7 @@ class CandidateRanking:
                 message = f"{metric.name} needs more items than the {num_candidates} candidates of a list"
                 raise ConfigError([Problem("model.metrics", message)])
         self._known = known
-        self._scores = PairScores(program.model, known)
+        self._scores = pair_scores.PairScores(program.model, known)
         self._by_popularity = evaluation.sampling == "popularity"
         user, item = known.evaluated
         relevant = (known.weight > 0) & [*by_relevance, *metrics][0].relevant(known.label)
@@ -108,10 +107,8 @@ class CandidateRanking:
             excluded = excluded_row, seen_item[is_excluded]
             scores = self._scores.of_all_items(chosen)
             if longest:
-                scores[excluded] = -np.inf
-                first = retrieval.top(scores, longest)
-                is_candidate = np.isfinite(np.take_along_axis(scores, first, axis=1))
-                firsts.append(np.where(is_candidate, first, -1))
+                first, first_scores = pair_scores.top(scores, longest, excluded)
+                firsts.append(np.where(np.isfinite(first_scores), first, -1))
             found.append(retrieval.ranks(scores, (row, item), excluded))
             progress()
             num_excluded = np.bincount(excluded[0], minlength=len(chosen))
@@ -138,10 +135,12 @@ class CandidateRanking:
         for at in range(0, count, size):
             part = slice(at, at + size)
             user = self._relevant.user[part]
-            own = self._scores.of_pairs(user, self._relevant.item[part])[:, np.newaxis]
-            others = self._scores.of_pairs(np.repeat(user, width), negatives[part].reshape(-1)).reshape(-1, width)
-            if np.isnan(own).any() or np.isnan(others).any():
+            items = np.column_stack([self._relevant.item[part], negatives[part]])
+            scores = self._scores.of_pairs(np.repeat(user, 1 + width), items.reshape(-1)).reshape(items.shape)
+            if np.isnan(scores).any():
                 raise ValueError("scores are NaN, which have no rank")
+            own = scores[:, :1]
+            others = scores[:, 1:]
             higher[part] = (others > own).sum(1)
             equal[part] = (others == own).sum(1)
             progress()
