@@ -194,10 +194,10 @@ def _of_lists(config: RunConfig) -> Iterator[Problem]:
     """Problems of metrics that need all examples of a user or a segment together."""
     evaluation = config.evaluation
     of_lists = keras_names.names_of_lists(config.model_keys)
-    if evaluation.runs_on == "fit" and (of_lists or evaluation.by):
-        what = of_lists[0] if of_lists else "evaluation.by"
-        message = f"is validation, Keras' own, which cannot group examples as {what} needs; choose exact"
-        yield Problem("evaluation", message)
+    what = of_lists[0] if of_lists else "evaluation.by"
+    refusal = evaluation.refusal_to_group(what)
+    if refusal is not None and (of_lists or evaluation.by):
+        yield Problem("evaluation", refusal)
     elif of_lists and evaluation.runs_on is None:
         yield Problem("model.metrics", f"has {of_lists[0]}, a metric of evaluations, but evaluation is none")
     elif of_lists and evaluation.user is None:

@@ -20,6 +20,43 @@ _BITS_SUMMED = 10
 _SMALLEST = 1e-7  # the distance of probabilities from 0 and 1 in a loss, as of Keras
 
 
+class Intervals:
+    """The intervals in which an AUC counts scores; those of an interval are equal.
+
+    Args:
+      from_logits, bits: see `AUC`.
+    """
+
+    def __init__(self, from_logits: bool = False, bits: int = 17) -> None:
+        self.from_logits = from_logits
+        octaves = np.arange(_OCTAVES)
+        self._log_sizes = np.maximum(bits - octaves, bits - _MOST_FINE).astype(np.int32)
+        sizes = 1 << self._log_sizes
+        self._half = int(sizes.sum())
+        self._begins = (self._half - np.cumsum(sizes)).astype(np.int32)
+
+    def __len__(self) -> int:
+        return 2 * self._half
+
+    def of(self, score: Any) -> tf.Tensor:
+        """(n,) the number of the interval of each score, rising with it: int32, from 0 on."""
+        score = tf.cast(score, tf.float32)
+        if self.from_logits:
+            is_high = score > 0
+            distance = tf.sigmoid(-tf.abs(score))
+        else:
+            is_high = score > 0.5
+            distance = tf.where(is_high, 1 - score, score)
+        bits = tf.bitcast(distance, tf.int32)
+        octave = _QUARTER - tf.bitwise.right_shift(bits, _MANTISSA)
+        known = tf.clip_by_value(octave, 0, _OCTAVES - 1)
+        mantissa = tf.bitwise.bitwise_and(bits, (1 << _MANTISSA) - 1)
+        within = tf.bitwise.right_shift(mantissa, _MANTISSA - tf.gather(self._log_sizes, known))
+        place = tf.gather(self._begins, known) + within
+        place = tf.where(octave < 0, self._half - 1, tf.where(octave >= _OCTAVES, 0, place))
+        return tf.where(is_high, 2 * self._half - 1 - place, place)
+
+
 class AUC(tf_keras.metrics.Metric):
     """The area under the ROC curve: the share of pairs of a positive and a negative example, by weight, in which the
     positive one has the higher score; of equal scores half of the pairs count.
@@ -40,13 +77,10 @@ class AUC(tf_keras.metrics.Metric):
         super().__init__(name=name, dtype=dtype)
         self.from_logits = from_logits
         self.bits = bits
-        octaves = np.arange(_OCTAVES)
-        self._log_sizes = np.maximum(bits - octaves, bits - _MOST_FINE).astype(np.int32)
-        sizes = 1 << self._log_sizes
-        self._half = int(sizes.sum())
-        self._begins = (self._half - np.cumsum(sizes)).astype(np.int32)
+        self.intervals = Intervals(from_logits, bits)
         # One row, which no partitioner cuts: scattered numbers are added to whole variables only.
-        self.counts = self.add_weight(name="counts", shape=(1, 4 * self._half), initializer="zeros", dtype=tf.float64)
+        shape = (1, 2 * len(self.intervals))
+        self.counts = self.add_weight(name="counts", shape=shape, initializer="zeros", dtype=tf.float64)
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
         """Counts examples; all arguments have the same number of values, or weights one for each example."""
@@ -55,31 +89,14 @@ class AUC(tf_keras.metrics.Metric):
         y_pred.shape.assert_is_compatible_with(y_true.shape)
         weight = _weights(y_pred, sample_weight)
         is_positive = tf.cast(tf.reshape(y_true, [-1]) != 0, tf.int32)
-        place = self._place(tf.reshape(y_pred, [-1])) + 2 * self._half * is_positive
+        place = self.intervals.of(tf.reshape(y_pred, [-1])) + len(self.intervals) * is_positive
         if self.bits > _BITS_SUMMED and takes_scattered(self.counts):
             self.counts.scatter_nd_add(tf.stack([tf.zeros_like(place), place], axis=1), weight)
         else:
-            self.counts.assign_add(tf.math.unsorted_segment_sum(weight, place, 4 * self._half)[tf.newaxis])
-
-    def _place(self, score: tf.Tensor) -> tf.Tensor:
-        """The number of the interval of each score, rising with it."""
-        if self.from_logits:
-            is_high = score > 0
-            distance = tf.sigmoid(-tf.abs(score))
-        else:
-            is_high = score > 0.5
-            distance = tf.where(is_high, 1 - score, score)
-        bits = tf.bitcast(distance, tf.int32)
-        octave = _QUARTER - tf.bitwise.right_shift(bits, _MANTISSA)
-        known = tf.clip_by_value(octave, 0, _OCTAVES - 1)
-        mantissa = tf.bitwise.bitwise_and(bits, (1 << _MANTISSA) - 1)
-        within = tf.bitwise.right_shift(mantissa, _MANTISSA - tf.gather(self._log_sizes, known))
-        place = tf.gather(self._begins, known) + within
-        place = tf.where(octave < 0, self._half - 1, tf.where(octave >= _OCTAVES, 0, place))
-        return tf.where(is_high, 2 * self._half - 1 - place, place)
+            self.counts.assign_add(tf.math.unsorted_segment_sum(weight, place, 2 * len(self.intervals))[tf.newaxis])
 
     def result(self) -> tf.Tensor:
-        negatives, positives = tf.unstack(tf.reshape(self.counts, [2, 2 * self._half]))
+        negatives, positives = tf.unstack(tf.reshape(self.counts, [2, len(self.intervals)]))
         below = tf.cumsum(negatives, exclusive=True) + negatives / 2
         pairs = tf.reduce_sum(negatives) * tf.reduce_sum(positives)
         return tf.math.divide_no_nan(tf.reduce_sum(positives * below), pairs)
@@ -88,7 +105,7 @@ class AUC(tf_keras.metrics.Metric):
         self.counts.assign(np.zeros(self.counts.shape))
 
     def is_undefined(self) -> bool:
-        totals = tf.reduce_sum(tf.reshape(self.counts, [2, 2 * self._half]), axis=1)
+        totals = tf.reduce_sum(tf.reshape(self.counts, [2, len(self.intervals)]), axis=1)
         return bool(tf.reduce_any(tf.equal(totals, 0)))
 
     def get_config(self) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from psrun.metrics.counters import Intervals
 from psrun.metrics.ranking import Examples, RankingMetric, auc_by_group
 
 _SAMPLES = 100  # of the bootstrap
@@ -57,6 +58,7 @@ def estimates(
     metrics: Sequence[RankingMetric],
     task: str | None = None,
     progress: Callable[[], None] = _silent,
+    intervals: Intervals | None = None,
 ) -> dict[str, Any]:
     """The number of examples and users, and the values of metrics with 95 % intervals.
 
@@ -67,6 +69,7 @@ def estimates(
       metrics: of lists; they need users.
       task: binary, for log loss, normalized entropy, calibration and AUC too; regression, for mae and rmse too.
       progress: called for each metric, and each sample of the bootstrap.
+      intervals: of the AUC of a binary task; None for those of probabilities.
 
     Returns:
       `examples`, `users` (without users None), `metrics` by name, None for one that is undefined, and `intervals` by
@@ -79,7 +82,7 @@ def estimates(
     prediction = columns.prediction[examples.order]
     statistics = {metric.name: _of_lists(metric, examples, blocks, num_blocks) for metric in metrics}
     if task == "binary":
-        statistics |= _of_probabilities(examples, prediction, blocks, num_blocks)
+        statistics |= _of_probabilities(examples, prediction, intervals or Intervals(), blocks, num_blocks)
     elif task == "regression":
         statistics |= _of_numbers(examples, prediction, blocks, num_blocks)
     num_users = None if columns.user is None else examples.num_users
@@ -135,6 +138,7 @@ def by_segment(
     task: str | None = None,
     names: Mapping[str, Sequence[str]] | None = None,
     progress: Callable[[], None] = _silent,
+    intervals: Intervals | None = None,
 ) -> list[dict[str, Any]]:
     """The `estimates` of each segment, with its `column` and `value`; a list has only the examples of its segment.
 
@@ -145,7 +149,7 @@ def by_segment(
       names: the texts that the integers 0, 1, ... of a column stand for.
     """
     return [
-        {"column": name, "value": value, **estimates(columns.at(chosen), metrics, task, progress)}
+        {"column": name, "value": value, **estimates(columns.at(chosen), metrics, task, progress, intervals)}
         for name, values in columns.by.items()
         for value, chosen in _segments(values, (names or {}).get(name))
     ]
@@ -193,18 +197,23 @@ def _ratio(sums: np.ndarray, weights: np.ndarray) -> Statistic:
 
 
 def _of_probabilities(
-    examples: Examples, prediction: np.ndarray, blocks: np.ndarray, num_blocks: int
+    examples: Examples, prediction: np.ndarray, intervals: Intervals, blocks: np.ndarray, num_blocks: int
 ) -> dict[str, Statistic]:
-    """Those of `psrun.metrics.counters`, of all labels that are not 0 as positive."""
+    """The metrics of `psrun.metrics.counters`; labels that are not 0 are positive."""
     block = blocks[examples.user]
     weight = examples.weight
     label = examples.label
-    clipped = np.clip(prediction.astype(np.float64), _SMALLEST, 1 - _SMALLEST)
-    loss = -(label * np.log(clipped) + (1 - label) * np.log1p(-clipped))
+    if intervals.from_logits:
+        logit = examples.score.astype(np.float64)
+        loss = np.logaddexp(0, logit) - label * logit
+    else:
+        clipped = np.clip(prediction.astype(np.float64), _SMALLEST, 1 - _SMALLEST)
+        loss = -(label * np.log(clipped) + (1 - label) * np.log1p(-clipped))
     losses, labels, predictions, weights = (
         np.bincount(block, values * weight, num_blocks) for values in (loss, label, prediction, np.ones(len(label)))
     )
-    by_score = np.argsort(-examples.score, kind="stable")
+    interval = intervals.of(examples.score).numpy()
+    by_score = np.argsort(-interval, kind="stable")
     one_group: np.ndarray = np.zeros(len(by_score), np.int64)
 
     def normalized_entropy(counts: np.ndarray) -> float:
@@ -217,7 +226,7 @@ def _of_probabilities(
 
     def auc(counts: np.ndarray) -> float:
         weighted = (weight * counts[block])[by_score]
-        return float(auc_by_group(one_group, 1, label[by_score] > 0, examples.score[by_score], weighted)[0])
+        return float(auc_by_group(one_group, 1, label[by_score] != 0, interval[by_score], weighted)[0])
 
     return {
         "auc": auc,

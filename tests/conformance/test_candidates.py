@@ -28,8 +28,8 @@ OTHER = "{_target_: psrun.metrics.ranking.NDCG, k: 3, gain: exponential, name: o
 BASE = (
     "data.global_batch_size=8", "evaluation.user=user", "evaluation.item=item", "optimizer=sgd",
     "optimizer.learning_rate=0.1",
-    f"model.metrics=[{','.join(METRICS)},{OTHER}]",
 )  # fmt: skip
+LISTS = f"model.metrics=[{','.join(METRICS)},{OTHER}]"
 MODELS = {
     "matrix_factorization": ("model=matrix_factorization", "model.user=user", "model.item=item"),
     "two_tower": ("model=two_tower", "model.query_features=[user,age]", "model.item=item", "model.objective=softmax"),
@@ -58,8 +58,8 @@ class Ratings(ArraySource):
         )
 
 
-def built(spec: Any, *arguments: str) -> Program:
-    run = run_config("data=features", *arguments, *BASE)
+def built(spec: Any, *arguments: str, metrics: str = LISTS) -> Program:
+    run = run_config("data=features", *arguments, *BASE, metrics)
     distribution = Distribution(tf.distribute.get_strategy())
     if run.cluster.has_parameter_servers:
         distribution = strategy.parameter_servers(spec, run.partitioner)
@@ -142,7 +142,7 @@ def test_mistakes_that_the_data_shows(cluster_spec):
         (("evaluation.candidates=all", "evaluation.item=user", "model.metrics=[mrr@3]"), "no feature of items"),
     ):
         run = run_config("data=features", *MODELS["matrix_factorization"], "cluster=none",
-                         *BASE, *arguments)  # fmt: skip
+                         *BASE, LISTS, *arguments)  # fmt: skip
         program = build(run, Ratings(), Distribution(tf.distribute.get_strategy()))
         build_state(program)
         with pytest.raises(ConfigError, match=message):
@@ -160,10 +160,28 @@ def test_mistakes_that_the_data_shows(cluster_spec):
 )
 def test_what_scores_do_not_have(arguments, message):
     run = run_config(
-        "data=features", *MODELS["two_tower"], "cluster=none", *BASE, "evaluation.candidates=all", *arguments
+        "data=features", *MODELS["two_tower"], "cluster=none", *BASE, LISTS, "evaluation.candidates=all", *arguments
     )
     with pytest.raises(ConfigError, match=message):
         build(run, Ratings(), Distribution(tf.distribute.get_strategy()))
+
+
+class OwnNDCG(NDCG):
+    """A metric of lists that the configuration does not know as one."""
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "cluster", "message"),
+    [
+        (("evaluation=validation", "trainer=fit"), "none", "cannot group examples as ndcg@3 needs"),
+        (("evaluation=distributed",), "inprocess", "ndcg@3 needs each example once"),
+    ],
+)
+def test_evaluations_that_cannot_group_examples_refuse_metrics_of_lists(cluster_spec, evaluation, cluster, message):
+    metrics = f"model.metrics=[{{_target_: {__name__}.OwnNDCG, k: 3}}]"
+    program = built(cluster_spec[1], *MODELS["wide_deep"], f"cluster={cluster}", *evaluation, metrics=metrics)
+    with pytest.raises(ConfigError, match=message):
+        modes.make(program)
 
 
 def test_features_of_a_user_are_of_the_first_evaluation_example_or_the_last_one_trained_on():

@@ -72,6 +72,14 @@ CONFIGURED = {
     "metric-of-lists-by-keras": [
         "model=dense", "trainer=fit", "evaluation=validation", "model.metrics=[gauc]", "evaluation.user=x",
     ],
+    "lists-counted-about-once": [
+        "model=dense", "evaluation=distributed", "model.metrics=[gauc]", "evaluation.user=x",
+    ],
+    "segments-counted-about-once": ["model=dense", "evaluation=distributed", "evaluation.by=[x]"],
+    "candidates-counted-about-once": [
+        "model=dense", "evaluation=distributed", "model.metrics=[recall@3]", "evaluation.user=x", "evaluation.item=z",
+        "evaluation.candidates=all",
+    ],
     "segments-by-keras": ["model=dense", "trainer=fit", "evaluation=validation", "evaluation.by=[x, x]"],
     "candidates-of-nothing": ["model=dense", "evaluation.candidates=0"],
     "candidates-alone": ["model=dense", "evaluation.candidates=all", "evaluation.by=[z]"],

@@ -49,6 +49,15 @@ class EvaluationChoice(Choice):
         """Whether it runs between `epoch` and the next one."""
         return False
 
+    def refusal_to_group(self, what: str) -> str | None:
+        """The problem with `what`, which needs all examples of a list or a segment once; None if there is none."""
+        if self.runs_on == "fit":
+            return f"is validation, Keras' own, which cannot group examples as {what} needs; choose exact"
+        if not self.is_exact:
+            found = f"is {self.kind}, which counts some examples twice and others not at all"
+            return f"{found}, but {what} needs each example once; choose exact"
+        return None
+
 
 @dataclass(frozen=True)
 class NoEvaluation(EvaluationChoice):

@@ -18,8 +18,9 @@ class DistributedEvaluation:
     """Evaluates a program on its workers, between epochs, when no step runs.
 
     It schedules as many batches as the evaluation set has. Each worker reads the whole set repeatedly, from a different
-    position, so that some examples are seen several times and some not at all. Metrics are on the parameter servers.
-    The number of examples seen is counted.
+    position, so that some examples are seen several times and some not at all, also where the number of examples seen,
+    which is counted, is that of the evaluation set. Metrics are on the parameter servers. Metrics of lists and segments
+    are refused by the rules of the configuration.
     """
 
     def __init__(self, program: Program) -> None:
@@ -28,7 +29,6 @@ class DistributedEvaluation:
         self._program = program
         self._coordinator = distribution.coordinator
         self._num_batches = num_eval_batches(program.config, program.source)
-        self._keeps = program.evaluation_keys is not None
         with distribution.strategy.scope():
             self._meters = Meters(program)
             self._iterator = iter(self._coordinator.create_per_worker_dataset(self._dataset))
@@ -47,12 +47,8 @@ class DistributedEvaluation:
         self._meters.reset()
         in_flight = InFlightClosures(self._program.distribution)
         for _ in range(self._num_batches):
-            for ended in in_flight.add(self._coordinator.schedule(self._batch, args=(self._iterator,))):
-                self._keep(ended)
+            for _ended in in_flight.add(self._coordinator.schedule(self._batch, args=(self._iterator,))):
                 progress()
-        if self._keeps:
-            for ended in in_flight.rest():
-                self._keep(ended)
         in_flight.join()
         return self._meters.result("distributed", step, progress)
 
@@ -61,11 +57,5 @@ class DistributedEvaluation:
         first = tf.cast(worker, tf.int64) * (self._num_batches // self._program.distribution.num_workers)
         return self._program.measured_dataset().repeat().skip(first)
 
-    def _over_batch(self, iterator: Any) -> Any:
-        measured = self._meters.measure(next(iterator))
-        self._meters.update(measured)
-        return self._meters.rows(measured) if self._keeps else None
-
-    def _keep(self, ended: Any) -> None:
-        if self._keeps:
-            self._meters.keep(ended.fetch())
+    def _over_batch(self, iterator: Any) -> None:
+        self._meters.update(self._meters.measure(next(iterator)))

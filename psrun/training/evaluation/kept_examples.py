@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from psrun.errors import ConfigError, Problem
+from psrun.metrics.counters import Intervals
 from psrun.metrics.estimates import Columns, by_segment, estimates
 from psrun.metrics.ranking import RankingMetric
 
@@ -23,12 +24,19 @@ class KeptExamples:
 
     Args:
       metrics: of lists.
-      task: as in `psrun.metrics.estimates.estimates`.
+      task, intervals: as in `psrun.metrics.estimates.estimates`.
     """
 
-    def __init__(self, metrics: Sequence[RankingMetric], task: str | None, most: int = MOST_KEPT) -> None:
+    def __init__(
+        self,
+        metrics: Sequence[RankingMetric],
+        task: str | None,
+        most: int = MOST_KEPT,
+        intervals: Intervals | None = None,
+    ) -> None:
         self._metrics = metrics
         self._task = task
+        self._intervals = intervals
         self._most = most
         self.reset()
 
@@ -89,9 +97,9 @@ class KeptExamples:
             raise ConfigError([Problem("evaluation", message)])
         columns = _together(self._parts)
         try:
-            whole = estimates(columns, self._metrics, self._task, progress)
+            whole = estimates(columns, self._metrics, self._task, progress, self._intervals)
             names = {name: [text.decode(errors="replace") for text in texts] for name, texts in self._texts.items()}
-            segments = by_segment(columns, self._metrics, self._task, names, progress)
+            segments = by_segment(columns, self._metrics, self._task, names, progress, self._intervals)
         except ValueError as error:
             raise ConfigError([Problem("evaluation", f"cannot rank the predictions: {error}")]) from error
         return {**whole, "share_of_users": self.share, "segments": segments}

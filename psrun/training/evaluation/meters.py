@@ -16,12 +16,16 @@ import tf_keras
 from psrun import files
 from psrun.data.source import task_of
 from psrun.errors import ConfigError, Problem
+from psrun.metrics import counters
 from psrun.program import objective
 from psrun.program.compiled_model import Program
 from psrun.program.example_counter import ExamplesSeen
 from psrun.tf_internals import keras
 from psrun.training.evaluation.candidates import CandidateRanking
 from psrun.training.evaluation.kept_examples import KeptExamples
+
+# The metrics of Keras' kind that estimates have too, by the same definition.
+_ESTIMATED = (*counters.BY_NAME.values(), tf_keras.metrics.MeanAbsoluteError, tf_keras.metrics.RootMeanSquaredError)
 
 
 @dataclass(frozen=True)
@@ -130,13 +134,20 @@ class Meters:
         self._metrics = keras.built_metrics(
             metrics, program.network, program.prediction_spec, program.batch_spec[1], program.metric_names
         )
-        self._kept = kept_examples(program)
+        self._kept = kept_examples(program, self._intervals())
         self._candidates: CandidateRanking | None = None
         if program.config.evaluation.candidates is not None:
             self._candidates = CandidateRanking(program, program.ranking_metrics[""])
         self._outside: tf_keras.metrics.Sum | None = None
         if program.may_be_logits:
             self._outside = tf_keras.metrics.Sum(name="outside", dtype=tf.int64)
+
+    def _intervals(self) -> counters.Intervals:
+        """The intervals of the AUC among the metrics, or of the usual one."""
+        for metric in self._metrics.metrics:
+            if isinstance(metric, counters.AUC):
+                return metric.intervals
+        return counters.Intervals(from_logits=bool(self._program.model.from_logits))
 
     @property
     def metrics(self) -> list[tf_keras.metrics.Metric]:
@@ -217,7 +228,19 @@ class Meters:
             for output, metrics in self._program.ranking_metrics.items()
             for metric in metrics
         }
-        return Evaluation(mode, step, int(self._seen.result()), {**self.values(), **of_lists}, kept)
+        values = {**self._with_estimated(self.values(), kept), **of_lists}
+        return Evaluation(mode, step, int(self._seen.result()), values, kept)
+
+    def _with_estimated(self, values: dict[str, float | None], kept: Mapping[str, Any]) -> dict[str, float | None]:
+        """The metrics, with the values of the estimates where these are of the same examples: one value for a name."""
+        whole = kept.get("")
+        if whole is None or whole["share_of_users"] < 1:
+            return values
+        for metric in self._metrics.metrics:
+            estimated = whole["metrics"].get(metric.name)
+            if isinstance(metric, _ESTIMATED) and estimated is not None:
+                values[metric.name] = estimated
+        return values
 
     def values(self) -> dict[str, float | None]:
         """The current metrics by name; None for one that is undefined."""
@@ -225,8 +248,11 @@ class Meters:
         return losses | {metric.name: objective.value_of(metric) for metric in self._metrics.metrics}
 
 
-def kept_examples(program: Program) -> dict[str, KeptExamples]:
+def kept_examples(program: Program, intervals: counters.Intervals | None = None) -> dict[str, KeptExamples]:
     """By output, '' for the only one, what keeps the examples of metrics that need all of a user or a segment.
+
+    Args:
+      intervals: as in `psrun.metrics.estimates.estimates`.
 
     Raises:
       ConfigError: an output has several predictions for an example.
@@ -248,7 +274,7 @@ def kept_examples(program: Program) -> dict[str, KeptExamples]:
         _require_one_value(name, outputs.get(name), of_lists[name][0].name)
     if by and not of_lists:
         _require_one_value("", outputs.get(""), "evaluation.by")
-    return {name: KeptExamples(of_lists.get(name, []), task) for name in of_lists or [""]}
+    return {name: KeptExamples(of_lists.get(name, []), task, intervals=intervals) for name in of_lists or [""]}
 
 
 def _require_one_value(output: str, spec: Any, what: str) -> None:

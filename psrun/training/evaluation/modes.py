@@ -48,4 +48,13 @@ def _check_data(program: Program) -> None:
     if here != there:
         message = f"evaluation examples have the spec {here}, but training examples {there}; make them equal"
         raise ConfigError([Problem("data", message)])
+    _check_groups(program)
     kept_examples(program)  # raises, also for an evaluator task, before the training
+
+
+def _check_groups(program: Program) -> None:
+    """Raises ConfigError for metrics of lists that the model brings, if the evaluation cannot group examples."""
+    for metrics in program.ranking_metrics.values():
+        refusal = program.config.evaluation.refusal_to_group(metrics[0].name)
+        if refusal is not None:
+            raise ConfigError([Problem("evaluation", refusal)])

@@ -6,9 +6,12 @@ import numpy as np
 import pytest
 
 from psrun.errors import ConfigError
+from psrun.metrics import counters
 from psrun.metrics.estimates import OTHERS, Columns, by_segment, estimates
 from psrun.metrics.ranking import by_name
 from psrun.training.evaluation.kept_examples import KeptExamples
+
+pytestmark = pytest.mark.tensorflow
 
 METRICS = [by_name("hit_rate@1"), by_name("gauc")]
 
@@ -68,6 +71,27 @@ def test_a_regression_has_the_errors_of_its_numbers():
     rows = Columns(None, label, label, label + np.array([1, -1, 3]), np.array([1.0, 1.0, 2.0]), {})
     found = estimates(rows, [], "regression")
     assert (found["users"], found["metrics"]) == (None, pytest.approx({"mae": 2.0, "rmse": 5**0.5}))
+
+
+@pytest.mark.parametrize(("from_logits", "shift"), [(False, -1), (True, -1), (True, 14), (True, -14)])
+def test_probabilities_are_measured_as_the_counters_of_an_evaluation_do(from_logits, shift):
+    rng = np.random.default_rng(3)
+    label = (rng.random(3000) < 0.3).astype(np.float32)
+    logit = (label + shift + 2 * rng.normal(size=3000)).astype(np.float32)
+    probability = (1 / (1 + np.exp(-logit.astype(np.float64)))).astype(np.float32)
+    score = logit if from_logits else probability
+    weight = rng.integers(0, 4, 3000).astype(np.float32)
+    rows = Columns(None, label, score, probability, weight, {})
+    found = estimates(rows, [], "binary", intervals=counters.Intervals(from_logits))["metrics"]
+    made = {name: kind(from_logits=from_logits) for name, kind in counters.BY_NAME.items()}
+    for metric in made.values():
+        metric.update_state(label, score, weight)
+    assert found == pytest.approx({name: float(metric.result()) for name, metric in made.items()}, rel=1e-6)
+    auc = pytest.importorskip("sklearn.metrics").roc_auc_score(label, score.astype(np.float64), sample_weight=weight)
+    assert found["auc"] == pytest.approx(auc, abs=2e-5)
+    counted = counters.AUC(from_logits=from_logits)
+    counted.update_state(label, score, weight)
+    assert found["auc"] == pytest.approx(float(counted.result()), abs=1e-12)
 
 
 def kept(rows: Columns, order: np.ndarray, most: int) -> dict:
