@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> ExitCode:
     """
     options = _parser().parse_args(arguments)
     console = Console(highlight=False)
-    chosen = _chosen([found.resolved(word) for word in options.run], options.older_than)
+    chosen = _chosen([_named(word) for word in options.run], options.older_than)
     if options.keep_best:
         chosen = [each for folder in chosen for each in _others(folder)]
     targets, kept = _checked(chosen, whole_sweeps=not options.keep_best, must=options.older_than is None)
@@ -89,15 +89,36 @@ def _age(text: str) -> float:
 
 @dataclass(frozen=True)
 class _Target:
+    """What is removed.
+
+    Attributes:
+      folder: of a run or a sweep, or a link to one.
+      bytes: freed on the disk; 0 for a link, whose folder stays.
+      leads_to: where a link leads; None for a folder.
+    """
+
     folder: Path
     bytes: int
+    leads_to: str | None = None
+
+    @classmethod
+    def of(cls, folder: Path) -> _Target:
+        if folder.is_symlink():
+            return cls(folder, 0, os.readlink(folder))
+        return cls(folder, size_bytes(str(folder)))
+
+
+def _named(word: str) -> Path:
+    """The folder that a word means, also a link that leads nowhere. Raises ConfigError as `found.resolved`."""
+    path = Path(word).expanduser()
+    return path if _is_dangling(path) else found.resolved(word)
 
 
 def _chosen(folders: Sequence[Path], older_than_s: float | None) -> list[Path]:
     """The runs and sweeps to remove. Raises ConfigError for a folder that is neither."""
     chosen: dict[Path, None] = {}
     for folder in folders:
-        if _is_sweep(folder) or _is_run(folder):
+        if _is_dangling(folder) or _is_sweep(folder) or _is_run(folder):
             chosen[folder.absolute()] = None
         elif older_than_s is None:
             message = f"{folder} is neither a run nor a sweep; name runs, or add --older-than for those below it"
@@ -151,7 +172,7 @@ def _checked(
         if reason:
             kept.append((folder, reason))
         else:
-            targets.append(_Target(folder, size_bytes(str(folder))))
+            targets.append(_Target.of(folder))
     if kept and must:
         problems = "\n".join(f"{found.shown(folder)} {reason}" for folder, reason in kept)
         raise ConfigError(f"nothing is removed:\n{problems}" if len(folders) > 1 else problems)
@@ -243,7 +264,7 @@ def _is_inside(value: str, target: str, run: str) -> bool:
 
 
 def _remove(targets: Sequence[_Target], *, from_sweeps: bool) -> None:
-    """Renames all folders, so that an interrupted removal leaves no half run, then removes them.
+    """Renames all folders, so that an interrupted removal leaves no half run, then removes them. Removes links.
 
     Raises:
       ConfigError: a run has started meanwhile.
@@ -254,11 +275,14 @@ def _remove(targets: Sequence[_Target], *, from_sweeps: bool) -> None:
         with _held(target.folder):
             away = target.folder.with_name(f"{_REMOVED}{target.folder.name}-{secrets.token_hex(4)}")
             try:
-                target.folder.rename(away)
+                if target.leads_to is None:
+                    target.folder.rename(away)
+                    hidden.append(away)
+                else:
+                    target.folder.unlink()
             except OSError as error:
                 reason = error.strerror or error
                 raise PsrunError(f"{found.shown(target.folder)} cannot be removed: {reason}") from error
-            hidden.append(away)
     if from_sweeps:
         _forget([target.folder for target in targets])
     for parent in {away.parent for away in hidden}:
@@ -294,7 +318,10 @@ def _forget(folders: Sequence[Path]) -> None:
 
 def _remove_tree(folder: Path) -> None:
     try:
-        shutil.rmtree(folder)
+        if folder.is_symlink():
+            folder.unlink()
+        else:
+            shutil.rmtree(folder)
     except FileNotFoundError:  # another process removes it, too
         return
     except OSError as error:
@@ -313,17 +340,32 @@ def _confirmed(console: Console, question: str) -> bool:
 
 def _show(console: Console, targets: Sequence[_Target]) -> None:
     for target in targets[:_SHOWN]:
-        _print(console, f"{found.shown(target.folder)}  {decimal(target.bytes)}")
+        size = decimal(target.bytes)
+        if target.leads_to is not None:
+            size = f"a link to {target.leads_to}, which stays"
+        _print(console, f"{found.shown(target.folder)}  {size}")
     if len(targets) > _SHOWN:
         _print(console, f"and {len(targets) - _SHOWN:,} more")
 
 
 def _many(targets: Sequence[_Target]) -> str:
-    return "1 folder" if len(targets) == 1 else f"{len(targets):,} folders"
+    links = sum(target.leads_to is not None for target in targets)
+    counts = [_counted(len(targets) - links, "folder"), _counted(links, "link")]
+    return " and ".join(filter(None, counts))
+
+
+def _counted(number: int, what: str) -> str:
+    if number == 0:
+        return ""
+    return f"1 {what}" if number == 1 else f"{number:,} {what}s"
 
 
 def _print(console: Console, text: str) -> None:
     console.print(text, markup=False, soft_wrap=True)
+
+
+def _is_dangling(path: Path) -> bool:
+    return path.is_symlink() and not path.exists()
 
 
 def _is_sweep(folder: Path) -> bool:

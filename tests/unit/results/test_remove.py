@@ -130,6 +130,43 @@ def interrupted(path: object) -> None:
     raise KeyboardInterrupt
 
 
+@pytest.mark.parametrize("name", ["A", "S"])
+def test_of_a_link_the_link_alone_is_removed(runs, capsys, name):
+    runs.with_name("store").mkdir()
+    (runs / name).rename(runs.with_name("store") / name)
+    (runs / name).symlink_to(f"../store/{name}")
+    before = there(runs.with_name("store"))
+    assert main([f"runs/{name}", "--yes"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said == [f"runs/{name}  a link to ../store/{name}, which stays", "removed 1 link, 0 bytes freed"]
+    assert not (runs / name).is_symlink()
+    assert there(runs.with_name("store")) == before
+    assert [path.name for path in runs.iterdir() if path.name.startswith(".removed")] == []
+
+
+def test_links_that_lead_nowhere_or_into_a_sweep_and_links_beside_folders(runs, capsys):
+    (runs / "nowhere").symlink_to("../store/N")
+    (runs / ".removed-nowhere-1").symlink_to("../store/N")  # of an earlier removal
+    kept = runs.with_name("kept")
+    (runs / "S" / "1").rename(kept)
+    (runs / "S" / "1").symlink_to(kept)
+    (runs / "of B").symlink_to("B")
+    assert main(["runs/nowhere", "runs/of B", "runs/B", "runs/S", "--yes"]) == 0
+    assert "removed 2 folders and 2 links" in capsys.readouterr().out
+    assert sorted(os.listdir(runs)) == [".psrun-index", "A"]
+    assert (kept / "config.yaml").exists()
+
+
+def test_a_link_to_a_running_run_stays(runs):
+    (runs / "link").symlink_to("A")
+    held = files.lock(runs / "A")
+    try:
+        refused("runs/link", because="is running; psrun stop ends it")
+    finally:
+        os.close(held)
+    assert (runs / "link").is_symlink()
+
+
 @pytest.mark.parametrize(("answer", "remains"), [("y", False), ("", True), ("n", True)])
 def test_a_question_on_a_terminal(runs, monkeypatch, answer, remains):
     monkeypatch.setattr(remove, "Console", lambda **options: Console(force_terminal=True, **options))
