@@ -54,6 +54,11 @@ def main(arguments: list[str]) -> ExitCode:
         message = "stopped showing the log; the run continues" if options.follow else "stopped showing the log"
         Console(stderr=True, highlight=False).print(message, style="dim")
         raise
+    state = run_state.look(folder)
+    command = found.resume_command(folder)
+    if state.gone and command:
+        text = f"the run is gone: {state.gone}; to resume: {command}"
+        Console(stderr=True, highlight=False).print(text, markup=False, soft_wrap=True)
     return ExitCode.DONE
 
 

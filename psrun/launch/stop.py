@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> ExitCode:
         try:
             target = _Stopped.of(folder)
             if end := target.end():
-                _print(console, f"{found.shown(folder)}: {end}; there is nothing to stop")
+                _print(console, f"{found.shown(folder)}: {end}; there is nothing to stop{target.hint(end)}")
                 continue
             target.ask(now=options.now)
             ending.append(target)
@@ -66,7 +66,7 @@ def main(arguments: list[str]) -> ExitCode:
             text = "has not ended yet; psrun stop --now ends it at once" if not options.now else "has not ended"
             _print(console, f"{found.shown(target.folder)}: {text}", style="red")
         else:
-            _print(console, f"{found.shown(target.folder)}: {end}{target.hint}")
+            _print(console, f"{found.shown(target.folder)}: {end}{target.hint(end)}")
     return code
 
 
@@ -119,16 +119,13 @@ class _Stopped:
         at = f", checkpoint of step {saved[-1]}" if saved else ""
         return f"{now.outcome}{at}"
 
-    @property
-    def hint(self) -> str:
-        """How to continue what was stopped."""
+    def hint(self, end: str) -> str:
+        """How to continue what was stopped or killed, and has ended as `end` says."""
         now, _ = reading.loaded(self.folder / (RECORD if self.is_sweep else RESULT))
-        if now.get("status") != "interrupted":
+        if now.get("status") != "interrupted" and not end.startswith("gone"):
             return ""
-        shown = Path(found.shown(self.folder))
-        if self.is_sweep:
-            return f"; to resume: psrun -m {run_state.resume_argument(shown)}"
-        return f"; to resume: {run_state.look(shown).resume_command}"
+        command = found.resume_command(self.folder)
+        return f"; to resume: {command}" if command else ""
 
     def ask(self, *, now: bool) -> None:
         """Asks the engine, or the process on this host, to end. Raises PsrunError if that is not possible from here."""

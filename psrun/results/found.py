@@ -8,7 +8,7 @@ from pathlib import Path
 
 from psrun.config import schema
 from psrun.errors import ConfigError
-from psrun.results import labels
+from psrun.results import labels, run_state
 from psrun.results.run_state import LEVELS, SWEEP, existing, holds_run, printable
 
 RUNS = Path("runs")  # where runs are without hydra.run.dir
@@ -118,6 +118,15 @@ def shown(folder: Path) -> str:
         return printable(folder.absolute().relative_to(Path.cwd()))
     except ValueError:
         return printable(folder)
+
+
+def resume_command(folder: Path) -> str:
+    """The command that resumes the run or the sweep in `folder`; empty for a run that does not train."""
+    here = Path(shown(folder))
+    if os.path.exists(folder / SWEEP):
+        return f"psrun -m {run_state.resume_argument(here)}"
+    now = run_state.look(here)
+    return now.resume_command if now.result.get("mode", "train") == "train" else ""
 
 
 def _guess(word: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,15 +68,18 @@ class RunFolder(Journal):
         return folder
 
     @classmethod
-    def hold(cls, path: Path, *, within_s: float = 0.0) -> None:
+    def hold(cls, path: Path, *, within_s: float = 0.0, resumes: bool = False) -> None:
         """Locks the folder until this process ends; waits up to `within_s` seconds for another process.
+
+        Args:
+          resumes: whether the run in it is to be resumed.
 
         Raises:
           ConfigError: another process has locked it, or nothing can be written there.
         """
         cls.join(path)
         if not files.hold(path, within_s=within_s):
-            raise ConfigError([Problem("hydra.run.dir", f"{path} is in use by a running run; choose another folder")])
+            raise ConfigError([in_use(path, resumes=resumes)])
 
     @classmethod
     def join(cls, path: Path) -> RunFolder:
@@ -260,6 +264,14 @@ def write_config(folder: Path, raw: Mapping[str, Any]) -> None:
     """Writes the resolved configuration, which users and the processes of the run read. Raises RunFolderError."""
     with writing_to(folder):
         files.write_atomic(folder / CONFIG, OmegaConf.to_yaml(OmegaConf.create(dict(raw))), durable=True)
+
+
+def in_use(path: Path, *, resumes: bool) -> Problem:
+    """Another process runs the run in `path`."""
+    if resumes:
+        remedy = f"to follow it: psrun watch {shlex.quote(str(path))}; to end it: psrun stop {shlex.quote(str(path))}"
+        return Problem("resume", f"{path} is in use by a running run; {remedy}")
+    return Problem("hydra.run.dir", f"{path} is in use by a running run; choose another folder")
 
 
 def cannot_be_made(folder: Path, error: OSError) -> PsrunError:

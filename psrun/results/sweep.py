@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import shutil
 import socket
 import threading
@@ -148,8 +149,11 @@ class Sweep:
             self.path.mkdir(parents=True, exist_ok=True)
             # A job that checks whether its sweep is alive locks the folder for a moment.
             if not files.hold(self.path, within_s=_HOLD_WITHIN_S):
-                message = f"{self.path} is in use by a running sweep; choose another folder"
-                raise ConfigError([Problem("hydra.sweep.dir", message)])
+                key, remedy = "hydra.sweep.dir", "choose another folder"
+                if again:
+                    shown = shlex.quote(str(self.path))
+                    key, remedy = "resume", f"to follow it: psrun watch {shown}; to end it: psrun stop {shown}"
+                raise ConfigError([Problem(key, f"{self.path} is in use by a running sweep; {remedy}")])
             if not again and (self.path / RECORD).exists():
                 message = f"{self.path} holds a sweep already; choose another folder, or use psrun -m resume=..."
                 raise ConfigError([Problem("hydra.sweep.dir", message)])

@@ -23,12 +23,12 @@ from psrun.cluster import isolation
 from psrun.config import choices, parse, targets
 from psrun.config.run_config import RunConfig
 from psrun.config.topology import CHIEF
-from psrun.errors import CANNOT_GROW, ConfigError, ExitCode, Interrupted, Problem, PsrunError, RunFolderError
+from psrun.errors import CANNOT_GROW, ConfigError, ExitCode, Interrupted, PsrunError, RunFolderError
 from psrun.launch.slurm import allocation
 from psrun.launch.slurm.allocation import EXIT_SIGNAL
 from psrun.process import Stop
 from psrun.results import labels, reading, run_state, task_files
-from psrun.results.run_folder import CONFIG, RunFolder, cannot_be_made, write_config
+from psrun.results.run_folder import CONFIG, RunFolder, cannot_be_made, in_use, write_config
 from psrun.roles import table, task_assignment
 from psrun.roles.task_assignment import Identity
 
@@ -245,10 +245,10 @@ def _folder(run: RunConfig, me: Identity, path: Path) -> RunFolder:
     if process.SUPERVISOR_PID not in os.environ:
         if me.patience_s:
             task_files.claim(path, me.name, me.start)
-        RunFolder.hold(path, within_s=me.patience_s)
+        RunFolder.hold(path, within_s=me.patience_s, resumes=run.resume is not None)
     if (me.may_find_run or run.resume) and (path / "run.json").exists():
         if process.SUPERVISOR_PID not in os.environ and task_files.still_beats(path, CHIEF, within_s=me.patience_s):
-            raise ConfigError([Problem("hydra.run.dir", f"{path} is in use by a running run; choose another folder")])
+            raise ConfigError([in_use(path, resumes=run.resume is not None)])
         folder = RunFolder.take_over(path, completed=run.resume is not None, raw=run.raw)
         write_config(path, run.raw)
         return folder

@@ -31,6 +31,7 @@ _RIGHT = ("age", "size")
 _BETWEEN = "  "
 _LEAST_NOTES = 12  # characters, below which the notes are hidden
 _AGES = ((86400 * 7, "w"), (86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+_GONE_SHOWN = 5  # that are resumed by a command below the list
 _SHOW_EVERY = 50  # runs that are read
 _IN_JSON = {"age": "age_s", "size": "bytes"}
 _COLORS = {"dim": 2, "green": 32, "red": 31, "yellow": 33, "cyan": 36}
@@ -152,7 +153,23 @@ def _table(lines: Sequence[_Line], console: Console) -> str:
             widths.pop(name, None)
     head = _joined(heads, widths)
     body = [_joined(each, widths, styled=console.is_terminal) for each in cells]
-    return "\n".join([f"\x1b[1m{head}\x1b[0m" if console.is_terminal else head, *body, _summary(lines)]) + "\n"
+    return (
+        "\n".join([f"\x1b[1m{head}\x1b[0m" if console.is_terminal else head, *body, _summary(lines), *_gone(lines)])
+        + "\n"
+    )
+
+
+def _gone(lines: Sequence[_Line]) -> list[str]:
+    """How the runs and sweeps that were killed are resumed, a line each."""
+    gone = [line for line in lines if line.row["status"] == "gone" and not line.is_job]
+    commands = []
+    for line in gone[:_GONE_SHOWN]:
+        command = found.resume_command(Path(line.entry.path))
+        if command:
+            commands.append(f"{line.row['run']} was killed; to resume: {command}")
+    if len(gone) > _GONE_SHOWN:
+        commands.append(f"and {len(gone) - _GONE_SHOWN:,} more")
+    return commands
 
 
 def _has(name: str) -> Callable[[Mapping[str, str]], bool]:

@@ -10,14 +10,18 @@ import os
 import threading
 
 import pytest
+from recorded_runs import a_run
 from rich.console import Console
 
 from psrun import files, process
 from psrun.cluster.placement import Placed
 from psrun.errors import ConfigError, ExitCode, RunFolderError
+from psrun.launch.logs import main as logs
+from psrun.launch.stop import main as stop
 from psrun.results import run_folder, run_state, tables
 from psrun.results.console import ConsoleSink, ProgressLine
 from psrun.results.events import Event, Progress
+from psrun.results.listing.commands import main as list_runs
 from psrun.results.run_folder import RunFolder
 from psrun.roles import run_process
 
@@ -77,6 +81,33 @@ def test_a_run_whose_process_is_gone_is_not_reported_as_running(tmp_path):
     state = run_state.look(tmp_path)
     assert (state.status, state.outcome) == ("running", "gone")
     assert state.gone.endswith("exited without recording a status")
+
+
+def test_a_run_that_is_gone_says_how_it_is_resumed(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    gone = {"status": "running", "process": {**process.place(), "pid": 2**22 + 1}}  # more than Linux has
+    folder = a_run(tmp_path / "runs" / "A", **gone)
+    (folder / "logs").mkdir()
+    (folder / "logs" / "chief-0.log").write_text("its log\n")
+    os.utime(folder / "run.json", (0, 0))
+    os.utime(folder / "metrics.jsonl", (0, 0))
+    for command, arguments in ((list_runs, []), (stop, ["A"]), (logs, ["A"])):
+        assert command(arguments) == 0
+        output = capfd.readouterr()
+        assert "to resume: psrun resume=runs/A\n" in output.out + output.err
+
+
+@pytest.mark.parametrize(("resumes", "key"), [(True, "resume"), (False, "hydra.run.dir")])
+def test_a_run_that_is_running_is_not_started_again(tmp_path, resumes, key):
+    held = files.lock(tmp_path)
+    try:
+        with pytest.raises(ConfigError) as refused:
+            RunFolder.hold(tmp_path, resumes=resumes)
+    finally:
+        os.close(held)
+    (problem,) = refused.value.problems
+    assert problem.key == key
+    assert (f"psrun watch {tmp_path}" in problem.message and f"psrun stop {tmp_path}" in problem.message) == resumes
 
 
 def test_a_limit_of_the_size_of_files_is_named(tmp_path):
