@@ -21,6 +21,7 @@ from typing import Any, NoReturn, TextIO
 import setproctitle
 
 from psrun.errors import ConfigError, ExitCode, Interrupted, Problem, final
+from psrun.tf_internals import generated_files
 from psrun.tf_internals.modules import remove_generated_files
 
 VARIABLES = {
@@ -271,6 +272,7 @@ def end_with_sweep() -> None:
 def leave(code: int) -> NoReturn:
     """Exits immediately: the regular destruction of a ClusterCoordinator takes up to a minute."""
     remove_generated_files()
+    generated_files.remove_own()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):  # such as on a full disk
             stream.flush()
@@ -392,6 +394,7 @@ class Stop:
             try:
                 self.record(interrupted)
             finally:  # the disk may be full
+                generated_files.remove_own()
                 os._exit(interrupted.exit_code)
 
 

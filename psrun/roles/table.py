@@ -20,6 +20,7 @@ from psrun.results.events import Reporter
 from psrun.results.run_folder import RunFolder
 from psrun.roles.task_assignment import Identity
 from psrun.roles.task_context import TaskContext
+from psrun.tf_internals import generated_files
 from psrun.tf_internals.modules import import_for_servers, import_without_keras, lazy_imports
 
 # TensorFlow may hold Python's global lock for 20 s, until it gives up connecting to a disconnected host.
@@ -55,6 +56,7 @@ def import_role(name: str) -> Any:
     gc.disable()
     with lazy_imports():
         module = importlib.import_module(f"psrun.roles.{name}")
+    generated_files.keep_together()
     gc.freeze()
     gc.enable()
     return module
@@ -138,6 +140,7 @@ def _supervisor(process: Process) -> ExitCode:
         raise
     finally:
         backend.close(code)
+        generated_files.remove_abandoned()
 
 
 def _planner(process: Process) -> None:

@@ -33,6 +33,7 @@ REPLACED = {
     "_variable_count": "strategies: the parameter server of the next variable",
     "_variable_partitioner": "strategies: variables that are whole, or cut over all parameter servers",
     "_shared_name": "initial values of lookup tables: one name for each, or servers would share them",
+    "tempfile": "AutoGraph's loader: the modules that it writes lie in a folder of the process",
     "resource_handle": "lookup tables of workers: the one of the worker, also in a branch or a loop",
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import logging
+import os
 import subprocess
 import sys
 import tempfile
@@ -66,6 +67,31 @@ def test_the_files_that_autograph_wrote_are_removed(tmp_path, monkeypatch):
     other.unlink()
     modules.remove_generated_files()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_files_of_a_process_that_was_killed_are_removed_by_the_next_one(tmp_path):
+    code = """
+import os, sys
+from psrun.tf_internals import generated_files
+from tensorflow.python.autograph.pyct import loader
+generated_files.keep_together()
+def write():
+    loader.load_source("x = 1", delete_on_exit=True)
+    return sorted(os.listdir(os.environ["TMPDIR"]))
+if os.fork() == 0:
+    write()
+    os.kill(os.getpid(), 9)
+os.wait()
+(killed,) = os.listdir(os.environ["TMPDIR"])
+(own,) = write()
+assert killed != own
+generated_files.remove_abandoned()
+assert os.listdir(os.environ["TMPDIR"]) == [own]
+generated_files.remove_own()
+os._exit(len(os.listdir(os.environ["TMPDIR"])))
+"""
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", code], env=environment, timeout=120, check=True)
 
 
 def test_tensorflow_is_imported_without_keras_where_that_is_asked_for(monkeypatch):

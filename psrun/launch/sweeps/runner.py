@@ -26,6 +26,7 @@ from psrun.results import recorded_config, run_state
 from psrun.results.run_folder import PRUNED, RESULT, SEARCH_STATES, RunFolder, write_config
 from psrun.results.sweep import END, KILL, RECORD, Job, Sweep, cannot_be_written, distinguishing
 from psrun.results.watch.sweep import SweepMonitor
+from psrun.tf_internals import generated_files
 
 _WITHIN_S = 40.0  # a run saves and exits within 25 s, and the remaining tasks of its cluster within 10 s
 _KILLED_WITHIN_S = 3.0
@@ -228,6 +229,7 @@ class SweepRunner:
         self.resources.close()
         if self._forks is not None:
             self._forks.close()
+        generated_files.remove_abandoned()
 
     def run(self, folder: Path) -> float | None:
         """Runs the job in `folder`, as `jobs.run` does. The sweep ends if the job shows that its metric is mistyped."""
