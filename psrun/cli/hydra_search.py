@@ -294,9 +294,14 @@ class SearchLoop:
         if result.get("status") == "failed":
             return [*values, None]
         pause = result.get("search") or {}
-        # The process was killed before it recorded the value, or there is none: it is undefined.
-        is_new = pause.get("state") in SEARCH_STATES and pause.get("epoch") == self._rungs[len(values)]
-        return [*values, value] if is_new else values
+        epoch = self._rungs[len(values)]
+        is_new = pause.get("state") in SEARCH_STATES and pause.get("epoch") == epoch
+        if not is_new or result.get("status") == "running":  # a job that was killed before its end pauses again
+            return values
+        if value is not None and epoch is not None:  # the process was killed before it recorded the value
+            assert job.number is not None
+            sweep.reached(job.number, epoch, value)
+        return [*values, value]  # None: it is undefined
 
     def _has_gone_on(self, job: Job) -> bool:
         """Whether a job was continued after its pause and ended before the next one."""

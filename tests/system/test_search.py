@@ -85,9 +85,13 @@ def test_a_search_that_ended_in_the_middle_goes_on(start, signum):
     }
     assert len(paused) >= 3
     sweep.wait(lambda: not sweep.left(), "end of all processes", within_s=20)
+    record = sweep.record
+    record["jobs"][0]["rungs"] = {}  # as if it had paused right before a kill
+    (sweep.folder / "sweep.json").write_text(json.dumps(record))
     again = start(f"resume={sweep.folder}")
     assert again.end() == 0, again.output
     assert trained(again) == {**{rate: [1] for rate in RATES}, 0.1: [1, 3, 9], 0.03: [1, 3], 0.01: [1, 3]}
+    assert all("1" in job["rungs"] for job in again.record["jobs"])
     running = [trial for trial in trials(sweep.folder) if trial.state.name == "RUNNING"]
     assert running == []
 
