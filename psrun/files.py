@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import fcntl
 import os
@@ -11,9 +12,30 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
+
+from psrun.errors import Problem
 
 _LOCK_EVERY_S = 0.05
 _PATTERN = re.compile(r"[*?\[\]\\]")
+
+
+def not_on_disk(key: str, path: Any) -> Problem | None:
+    """The problem of a path with a scheme, such as gs://BUCKET, where psrun writes; None without one.
+
+    Without this, it would be a folder `gs:` in the current folder.
+    """
+    if not isinstance(path, str | Path) or "://" not in str(path):
+        return None
+    return Problem(key, f"is {str(path)!r}, must be a path on a mounted disk")
+
+
+def on_disk(text: str) -> Path:
+    """The type of an argument of a command: a path where it writes. Raises argparse.ArgumentTypeError."""
+    problem = not_on_disk("", text)
+    if problem is not None:
+        raise argparse.ArgumentTypeError(problem.message)
+    return Path(text)
 
 
 def is_pattern(path: Path) -> bool:

@@ -27,7 +27,7 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from psrun import process
+from psrun import files, process
 from psrun.cli.hydra_context import hydra_context
 from psrun.cli.hydra_search import SearchLoop, Space
 from psrun.config import arguments as arguments_of_a_run
@@ -187,6 +187,8 @@ def _begin(running: SweepRunner, config: DictConfig) -> SweepKeys:
     if not _is_basic(config.hydra.sweeper):
         message = "psrun has its own search, which can pause and resume jobs: sweep.search=tpe sweep.num_trials=20"
         raise ConfigError([Problem("hydra/sweeper", message)])
+    if problem := files.not_on_disk("hydra.sweep.dir", str(config.hydra.sweep.dir)):
+        raise ConfigError([problem])
     folder = Path(str(config.hydra.sweep.dir)).absolute()
     with read_write(config), open_dict(config):
         config.hydra.sweep.dir = str(folder)

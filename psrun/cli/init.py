@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from psrun import files
 from psrun.errors import ConfigError, ExitCode
 
 _TEMPLATE = Path(__file__).parent / "project_template"
@@ -22,7 +23,7 @@ def main(arguments: list[str]) -> ExitCode:
       SystemExit: from argparse, for --help and for invalid arguments.
     """
     parser = argparse.ArgumentParser(prog="psrun init", description=(__doc__ or "").partition(": ")[2])
-    parser.add_argument("folder", type=Path, help="new folder of the project; read its README.md first")
+    parser.add_argument("folder", type=files.on_disk, help="new folder of the project; read its README.md first")
     folder: Path = parser.parse_args(arguments).folder.expanduser()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} exists and is not an empty folder; choose another folder")

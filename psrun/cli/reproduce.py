@@ -16,7 +16,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf, open_dict, read_write
 from rich.console import Console
 
-from psrun import process
+from psrun import files, process
 from psrun.cli import resume
 from psrun.cli.hydra_app import write_hydra
 from psrun.config import compose, parse, resolvers, targets
@@ -100,7 +100,11 @@ def _positional(given: Sequence[str]) -> tuple[Path | None, list[str]]:
         problems.append(Problem("hydra.run.dir", "give the new folder after the run: psrun reproduce RUN FOLDER"))
     if problems:
         raise ConfigError(problems)
-    return Path(folders[0]) if folders else None, overrides
+    if not folders:
+        return None, overrides
+    if problem := files.not_on_disk("FOLDER", folders[0]):
+        raise ConfigError([problem])
+    return Path(folders[0]), overrides
 
 
 @dataclass(frozen=True)

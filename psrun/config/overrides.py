@@ -15,6 +15,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
+from psrun import files
 from psrun.config import groups, schema
 from psrun.config.arguments import key_of, split
 from psrun.config.parse import GROUPS
@@ -30,7 +31,7 @@ _INSTEAD = {
         for name in ("arrow", "csv", "feather", "file", "files", "json", "jsonl", "npz", "parquet", "tfrecord", "tsv")
     },
 }
-_FOLDERS = ("hydra.run.dir", "hydra.sweep.dir")
+_FOLDERS = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir")
 _SET_HERE = (OverrideType.CHANGE, OverrideType.ADD, OverrideType.FORCE_ADD, OverrideType.DEL)
 
 
@@ -76,14 +77,20 @@ def problems(arguments: Sequence[str], *, sweeps: bool) -> dict[str, Problem]:
             problem = _several_values(argument, of_group)
         elif key == "hydra.searchpath":
             problem = Problem(key, "would be searched after psrun's own files; use --config-dir FOLDER")
-        elif key in _FOLDERS and not override.value():
-            problem = Problem(key, f"is {_shown(override.value())}, must be a folder, such as {key}=runs/NAME")
+        elif key in _FOLDERS:
+            problem = _of_folder(key, override.value())
         elif of_group:
             problem = _of_group(override, arguments, choices, chosen.get(key))
             chosen[key] = argument.partition("=")[2]
         if problem is not None:
             found[argument] = problem
     return found
+
+
+def _of_folder(key: str, value: Any) -> Problem | None:
+    if not value and key != "hydra.sweep.subdir":
+        return Problem(key, f"is {_shown(value)}, must be a folder, such as {key}=runs/NAME")
+    return files.not_on_disk(key, value)
 
 
 def without_mistakes(arguments: Sequence[str], refused: Mapping[str, Problem]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
+from psrun import files
 from psrun.config import choices, consistency_rules, keras_callbacks, keras_names, schema, topology
 from psrun.config.run_config import OF_A_RUN, RunConfig
 from psrun.errors import Problem
@@ -317,6 +318,8 @@ def _of_restoring(config: RunConfig) -> Iterator[Problem]:
 def _of_predictions(config: RunConfig) -> Iterator[Problem]:
     """Problems of the file of predictions, and of recommendations."""
     keys = config.predict
+    if problem := files.not_on_disk("predict.path", keys.path):
+        yield problem
     for key, top_k in (("predict.top_k", keys.top_k), ("export.top_k", config.export.top_k)):
         for name in ("user", "item"):
             if top_k is not None and getattr(config.evaluation, name) is None:

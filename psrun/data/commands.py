@@ -25,7 +25,7 @@ from psrun.data.profiles import Profile
 from psrun.data.proposals import Proposal
 from psrun.data.rows import TEXT, Layout
 from psrun.errors import ConfigError, DataError, ExitCode
-from psrun.files import write_atomic
+from psrun.files import on_disk, write_atomic
 from psrun.results.console import warner
 from psrun.results.tables import feature_table
 
@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> ExitCode:
     part = subcommands.add_parser("vocabulary", help=about, description=about, formatter_class=shown)
     part.set_defaults(function=_vocabulary)
     part.add_argument("path", help="files: one, a folder, or a pattern such as 'train-*.tsv'")
-    part.add_argument("folder", type=Path, help="new folder of the vocabulary")
+    part.add_argument("folder", type=on_disk, help="new folder of the vocabulary")
     part.add_argument("--min-count", type=int, metavar="N", default=1, help="omit less frequent values")
     part.add_argument(
         "--num-buckets", type=int, metavar="N", default=100_000, help="report hash collisions in N buckets"
@@ -68,7 +68,7 @@ def _add_inspect(subcommands: argparse._SubParsersAction[argparse.ArgumentParser
     part.add_argument("names", metavar="FILE", nargs="+", help="a file, a folder, or a pattern such as 'train-*.csv'")
     part.add_argument("--label", metavar="COLUMN", help="the column to predict")
     part.add_argument("--weight", metavar="COLUMN", help="the column with the weights of the examples")
-    part.add_argument("--write", type=Path, metavar="FILE", help="write the proposal as YAML: conf/data/NAME.yaml")
+    part.add_argument("--write", type=on_disk, metavar="FILE", help="write the proposal as YAML: conf/data/NAME.yaml")
     part.add_argument("--format", choices=_FORMATS, help="if the file names do not tell")
     part.add_argument("--columns", metavar="NAME,NAME,...", help="column names of text without a header")
     part.add_argument("--delimiter", metavar="C", help="field delimiter of text, such as ';'")
@@ -80,7 +80,7 @@ def _add_synthesize(subcommands: argparse._SubParsersAction[argparse.ArgumentPar
     usage = "psrun data synthesize [OPTIONS] folder"
     part = subcommands.add_parser("synthesize", help=about, description=about, formatter_class=shown, usage=usage)
     part.set_defaults(function=_synthesize)
-    part.add_argument("folder", type=Path, help="new folder of the files")
+    part.add_argument("folder", type=on_disk, help="new folder of the files")
     part.add_argument("--num-examples", type=int, metavar="N", default=200_000, help="training rows")
     part.add_argument("--num-eval-examples", type=int, metavar="N", default=50_000, help="evaluation rows")
     part.add_argument("--num-values", type=int, metavar="N", default=1000, help="values of each category, or items")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from psrun import files
 from psrun.errors import ConfigError, ExitCode
 from psrun.results import found
 from psrun.results.report import comparison, output, page, ranking, rows, runs, table
@@ -73,8 +74,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--unpaired", action="store_true", help="compare means; runs need no common seeds")
     for name in ("csv", "json", "html"):
         what = "an offline page with charts" if name == "html" else f"{name.upper()} (-: standard output)"
-        parser.add_argument(f"--{name}", metavar="FILE", help=f"write {what} instead of the table")
+        parser.add_argument(f"--{name}", type=_file, metavar="FILE", help=f"write {what} instead of the table")
     return parser
+
+
+def _file(text: str) -> str:
+    return str(files.on_disk(text))
 
 
 def add_filters(parser: argparse.ArgumentParser) -> None:
