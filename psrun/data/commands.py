@@ -19,7 +19,7 @@ from psrun import process
 from psrun.config import schema
 from psrun.data import feature_spec, files, formats, label_guess, profiles, proposals, synthesis, text
 from psrun.data import histories as recipes
-from psrun.data.contents import FEW
+from psrun.data.contents import FEW, spelling_warning
 from psrun.data.feature_spec import FeatureSpec
 from psrun.data.profiles import Profile
 from psrun.data.proposals import Proposal
@@ -183,7 +183,8 @@ def _inspect(
     title = f"{first.num_rows:,} rows of {paths[0]}" + (f" and {len(paths) - 1} more files" if len(paths) > 1 else "")
     console.print(feature_table([each.row(name) for name, each in guessed.items()], title))
     warn = warner(console)
-    for message in _warnings(guessed, first, text.header_hint(tuple(looked), layout)):
+    header_hint = text.header_hint(tuple(looked), layout)
+    for message in _warnings(guessed, first, None if label is None else looked[label], header_hint):
         warn(message)
     if task is not None:
         console.print(f"label {label}: {task.note}", soft_wrap=True)
@@ -214,9 +215,13 @@ def _of_command(hint: str) -> str:
     return hint.replace("data.columns=[...]", "--columns NAME,NAME,...")
 
 
-def _warnings(guessed: Mapping[str, Proposal], first: Profile, header_hint: str) -> Iterator[str]:
+def _warnings(
+    guessed: Mapping[str, Proposal], first: Profile, label: Profile | None, header_hint: str
+) -> Iterator[str]:
     if header_hint:
         yield _of_command(header_hint).strip()
+    if label is not None and label.spellings:
+        yield spelling_warning(f"label {label.column}", label.spellings)
     yield from proposals.warnings(guessed)
     if first.num_bad:
         rows = "row is" if first.num_bad == 1 else "rows are"

@@ -406,7 +406,7 @@ class _Text(Content):
             "kind": "strings",
             "num_unmarked_missing": self._num_blank,
             "odd": self._odd[:10] if is_almost_numeric else (),
-            "spellings": tuple(_spellings(values)) if len(values) <= _SPELLINGS and factor == 1 else (),
+            "spellings": tuple(spellings(values)) if len(values) <= _SPELLINGS and factor == 1 else (),
             "mean_words": self._num_words_sum / max(1, self._num_texts) if not self._is_numeric else 1.0,
             **_counted(values, counts, factor),
         }
@@ -475,7 +475,7 @@ def _ranged(range: _Range, values: pa.Array, counts: np.ndarray) -> dict[str, An
     return {**facts, "middle": values[int(order[half])].as_py()}
 
 
-def _spellings(words: pa.StringArray) -> Iterator[tuple[str, ...]]:
+def spellings(words: pa.StringArray) -> Iterator[tuple[str, ...]]:
     """Words that differ only in case and in blanks around them."""
     alike = pc.utf8_lower(pc.utf8_trim_whitespace(words)).dictionary_encode()
     if len(alike.dictionary) == len(words):
@@ -484,3 +484,9 @@ def _spellings(words: pa.StringArray) -> Iterator[tuple[str, ...]]:
     several = np.flatnonzero(np.bincount(codes) > 1)
     for code in several[:10]:
         yield tuple(sorted(words.filter(pa.array(codes == code)).to_pylist()))
+
+
+def spelling_warning(name: str, groups: Sequence[Sequence[str]]) -> str:
+    """What a user should know about words that are written in several ways."""
+    shown = ", ".join(" = ".join(map(repr, words[:3])) for words in groups[:3])
+    return f"{name} has values that differ only in case or blanks, and count as different: {shown}"

@@ -202,13 +202,16 @@ def rows(name: str, wanted: Sequence[str], layout: Layout, unified: pa.Schema | 
             yield replace(piece, batch=batch if unified is None else _typed(batch, unified))
 
 
-def rows_of_files(names: Sequence[str], wanted: Sequence[str], layout: Layout) -> Iterator[tuple[int, Rows]]:
-    """The rows of files, in pieces, each with the number of rows in the files before, malformed ones included."""
+def rows_of_files(names: Sequence[str], wanted: Sequence[str], layout: Layout) -> Iterator[tuple[str, int, Rows]]:
+    """The rows of files, in pieces: each with the name of its file and the number of rows in the files before.
+
+    Malformed rows count.
+    """
     first = 0
     for name in names:
         num_rows = 0
         for piece in rows(name, wanted, layout):
-            yield first, piece
+            yield name, first, piece
             num_rows = max(num_rows, piece.end)
         first += num_rows
 

@@ -258,6 +258,15 @@ def _offset_minutes(found: pa.StructArray, names: list[str]) -> np.ndarray | int
     return np.where(pc.fill_null(pc.starts_with(zone, "-"), False).to_numpy(zero_copy_only=False), -minutes, minutes)
 
 
+def nanoseconds(text: pa.StringArray, time_format: str | None = None) -> np.ndarray:
+    """The nanoseconds beyond the microseconds of `times`, from 0 to 999; 0 for other text."""
+    found = pc.extract_regex(pc.utf8_trim_whitespace(text), rf"^{_expression(time_format)}$")
+    if "f" not in [field.name for field in found.type]:
+        return np.zeros(len(text), np.int64)
+    padded = pc.utf8_slice_codeunits(pc.utf8_rpad(pc.struct_field(found, "f"), 9, "0"), 6, 9)
+    return pc.fill_null(pc.cast(padded, pa.int64()), 0).to_numpy()
+
+
 def instants(values: pa.Array, time_format: str | None = None) -> pa.TimestampArray:
     """Dates, timestamps, times of the day and texts as naive microseconds, of UTC where there is a time zone.
 

@@ -9,7 +9,7 @@ from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from psrun.data.contents import FEW, LISTED
+from psrun.data.contents import FEW, LISTED, spelling_warning
 from psrun.data.feature_spec import FeatureSpec, name_of
 from psrun.data.profiles import LONG, Profile
 
@@ -169,8 +169,7 @@ def warnings(proposals: Mapping[str, Proposal]) -> Iterator[str]:
         yield nothing_left(proposals)
     for name, each in proposals.items():
         if each.feature is not None and each.profile.spellings:
-            groups = ", ".join(" = ".join(map(repr, words[:3])) for words in each.profile.spellings[:3])
-            yield f"{name} has values that differ only in case or blanks, and count as different: {groups}"
+            yield spelling_warning(name, each.profile.spellings)
         if each.feature is not None and each.feature.dtype == "string" and _looks_like_lists(each.profile):
             example = str(each.profile.values[0] if each.profile.values else each.profile.examples[0])[:40]
             yield (

@@ -1,14 +1,16 @@
 """Splits the rows of files into training and evaluation examples.
 
-A split depends on the rows alone, never on chance or on the order of reading: it is the same for a resumed run, for
-evaluation, prediction, and on every worker.
+A split depends on the rows and on `data.split.seed` alone: it is the same for a resumed run, for evaluation, for
+prediction, and on every worker.
 """
 
 from __future__ import annotations
 
 import abc
+import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,17 +20,24 @@ import pyarrow.compute as pc
 from pyarrow import types
 
 from psrun.config import schema
-from psrun.data import formats, notations
-from psrun.data.rows import Layout, Rows, decoded
-from psrun.errors import ConfigError, DataError, Problem
+from psrun.data import contents, formats, times
+from psrun.data.columns import flattened, is_list, plain
+from psrun.data.rows import Layout, Rows
+from psrun.data.times import Times
+from psrun.errors import ConfigError, Problem
 
 PARTS = ("train", "eval")
 KEY = "data.split"
 BY = ("rows", "group", "time", "last", "none")
-_TIME_FORMS = f"times are numbers, ISO 8601, or texts as {KEY}.time_format says, such as %d.%m.%Y"
-_COUNTERS = 1 << 22  # of equal rows
-_BINS = 1 << 16  # of the times, between the first and the last
+_RULE = 2  # of how rows are split: prepared rows of another one are not reused
+_LARGE = 5  # times the mean number of rows
+_FEW = 50  # rows or groups to choose by a hash: it may choose less than half, or more than twice as many
+_KEPT_ROWS = 1 << 23  # of which a split by time keeps the times in memory, 17 bytes each
+_SORTED = 1 << 20  # numbers that are sorted in memory
+_SIGN = np.uint64(1 << 63)  # so that int64 are in the order of uint64
+_COUNTED = 1 << 16  # different rows or groups, which are counted to explain the size of a split
 _PRIME = np.uint64(0x100000001B3)
+_GOLDEN = 0x9E3779B97F4A7C15
 _POWERS = np.cumprod(np.full(1 << 12, _PRIME))  # of the place of a byte in a text, modulo 2**64
 
 
@@ -43,6 +52,8 @@ class SplitSpec:
       column: of the groups, or of the times.
       user: the column of the users.
       time_format: of the times as text, as strptime takes it; null: numbers or ISO 8601.
+      seed: by rows and by group, another number holds out others. It is not the seed of the run: runs that differ in
+        that one are evaluated on the same rows.
     """
 
     by: str = schema.one_of(*BY, default="rows")
@@ -50,6 +61,7 @@ class SplitSpec:
     column: str | None = None
     user: str | None = None
     time_format: str | None = None
+    seed: int = dataclasses.field(default=0, metadata={"at_least": 0})
 
 
 def read(node: Any) -> SplitSpec:
@@ -87,6 +99,8 @@ def _wrong(spec: SplitSpec) -> Iterator[Problem]:
         yield Problem(f"{KEY}.by", f"is {spec.by}, which has no column; set it to group, time or last")
     if spec.by != "last" and spec.user is not None:
         yield Problem(f"{KEY}.user", f"requires {KEY}.by=last")
+    if spec.by not in ("rows", "group") and spec.seed:
+        yield Problem(f"{KEY}.seed", f"requires {KEY}.by=rows or group; {spec.by} leaves nothing to chance")
 
 
 def options(spec: SplitSpec) -> dict[str, Any]:
@@ -94,8 +108,12 @@ def options(spec: SplitSpec) -> dict[str, Any]:
     return {key: value for key, value in asdict(spec).items() if value is not None}
 
 
-def sentence(spec: SplitSpec, num_held_out: int, num_rows: int) -> str:
-    """A line for the user about a split."""
+def sentence(spec: SplitSpec, facts: Mapping[str, Any], num_held_out: int, num_rows: int) -> str:
+    """A line for the user about a split.
+
+    Args:
+      facts: of the split.
+    """
     how = {
         "rows": "chosen by a hash of the row",
         "group": f"whole groups by {spec.column}",
@@ -103,7 +121,49 @@ def sentence(spec: SplitSpec, num_held_out: int, num_rows: int) -> str:
         "last": f"the latest of each {spec.user} by {spec.column}, of equal ones the last in the file",
     }[spec.by]
     held = f"{num_held_out:,} of {num_rows:,} rows are evaluation examples: {how}"
+    for name, count in facts.get("num_missing", {}).items():
+        if count:
+            held += f"; {count:,} rows without {name} are training examples"
     return f"{held} ({KEY}.by={spec.by}; {KEY}.by=none to train on all, or data.eval_path=FILE)"
+
+
+def warnings(spec: SplitSpec, facts: Mapping[str, Any], num_held_out: int, num_rows: int) -> Iterator[str]:
+    """What a user should know about a split: names of one group in several spellings, and a size that was not asked.
+
+    Args:
+      facts: of the split.
+      num_held_out: of the `num_rows` rows with a label.
+    """
+    if facts.get("spellings"):
+        yield contents.spelling_warning(f"{KEY}: {spec.user or spec.column}", facts["spellings"])
+    asked = _asked(spec, facts, num_rows)
+    if not asked / 2 <= num_held_out <= asked * 2:
+        reason = size_reason(spec, facts, num_rows)
+        held = f"holds out {num_held_out:,} of {num_rows:,} rows, where about {asked:,.0f} were asked for"
+        yield f"{KEY}: {held}: {reason}"
+
+
+def _asked(spec: SplitSpec, facts: Mapping[str, Any], num_rows: int) -> float:
+    if spec.by == "last":
+        return facts["num_different"]
+    if spec.by == "time":
+        return spec.fraction * (num_rows - facts["num_missing"]["a time"])
+    return spec.fraction * num_rows
+
+
+def size_reason(spec: SplitSpec, facts: Mapping[str, Any], num_rows: int) -> str:
+    """Why a split holds out another number of rows than was asked for."""
+    if spec.by == "time" and facts.get("num_at_since", 0) > 1:
+        return f"{facts['num_at_since']:,} rows have the time {facts['since']}, and stay on one side"
+    if spec.by in ("rows", "group"):
+        what = "row" if spec.by == "rows" else "group"
+        largest = facts["largest"]
+        count = facts["num_different"]
+        if largest > spec.fraction * num_rows / 2 and largest > _LARGE * num_rows / count:
+            return f"one {what} is in {largest:,} rows, which stay on one side"
+        if count * spec.fraction < _FEW:
+            return f"there are {count:,} different {what}s, too few for the share that a hash chooses"
+    return "other rows that it chose have no label, or are malformed"
 
 
 def columns_of(spec: SplitSpec) -> dict[str, str]:
@@ -136,9 +196,14 @@ class Split(abc.ABC):
     columns: Sequence[str] | None
     key: str
 
+    @abc.abstractmethod
     def facts(self) -> Mapping[str, Any]:
-        """What is known about it once it was used, for run.json."""
-        return {}
+        """What is known about it once it was used, for run.json.
+
+        `num_missing` has the rows without a group, a user or a time; `num_different` and `largest` count groups, users
+        or different rows, and the rows of the largest; `since` is the first time that is held out, and `num_at_since`
+        the rows that have it.
+        """
 
     @abc.abstractmethod
     def held_out(self, rows: Rows, first: int) -> np.ndarray:
@@ -150,10 +215,11 @@ class Split(abc.ABC):
         """
 
 
-Read = Callable[[Sequence[str]], Iterator[tuple[int, Rows]]]  # columns of all files, with the number of rows before
+# Some columns of all files: the name of the file, the number of rows in the files before, and rows.
+Read = Callable[[Sequence[str]], Iterator[tuple[str, int, Rows]]]
 
 
-def make(spec: SplitSpec, read_columns: Read, since: float | None = None) -> Split | None:
+def make(spec: SplitSpec, read_columns: Read, since: float | str | None = None) -> Split | None:
     """The split of files; None for none.
 
     Args:
@@ -165,104 +231,320 @@ def make(spec: SplitSpec, read_columns: Read, since: float | None = None) -> Spl
         return None
     if spec.by in ("rows", "group"):
         return _ByHash(spec)
-    assert spec.column is not None
-    return _ByTime(spec, read_columns, since) if spec.by == "time" else _Last(spec, read_columns)
+    if spec.by == "time":
+        return _ByTime(spec, read_columns, since)
+    return _Last(spec, read_columns)
 
 
 def held_out(names: Sequence[str], layout: Layout, spec: SplitSpec) -> np.ndarray:
     """Whether each well-formed row of files is an evaluation example, in their order."""
     read_columns = functools.partial(formats.rows_of_files, names, layout=layout)
     split = make(spec, read_columns)
-    columns = (split.columns if split else None) or formats.columns(names[0], layout) or ()
-    parts = [
-        split.held_out(rows, first) if split else np.zeros(rows.batch.num_rows, bool)
-        for first, rows in read_columns(columns)
-    ]
+    columns = split.columns if split else None
+    parts = []
+    for _, first, rows in read_columns(columns or formats.suggestions(names[0], layout)):
+        sides: np.ndarray = np.zeros(rows.batch.num_rows, bool)
+        parts.append(split.held_out(rows, first) if split else sides)
     return np.concatenate(parts) if parts else np.zeros(0, bool)
+
+
+def check_recorded(recorded: Mapping[str, Any], num_train: int, num_eval: int | None) -> Iterator[str]:
+    """Warns of a run that an earlier version split, whose equal rows could be on both sides.
+
+    Args:
+      recorded: the facts of the run.
+      num_train, num_eval: rows on each side today; `num_eval` is None if the run has evaluation files now.
+
+    Raises:
+      ConfigError: the sides are others than they were.
+    """
+    split = recorded.get("split")
+    if split is None or split["spec"]["by"] == "none" or "seed" in split["spec"] or "since" in split:
+        return
+    known = (recorded.get("num_train_examples"), recorded.get("num_eval_examples"))
+    now = (num_train, known[1] if num_eval is None else num_eval)
+    earlier = "the run was split by an earlier version of psrun"
+    if known == now:
+        yield f"{KEY}: {earlier}; the sides have the same numbers of rows today"
+        return
+    message = f"{earlier}, which chose other rows: {known[0]} to train and {known[1]} to evaluate on, today {now[0]}"
+    message += f" and {now[1]}; train again, or evaluate on other files with data.eval_path=FILE"
+    raise ConfigError([Problem(KEY, message)])
 
 
 class _ByHash(Split):
     """Rows, or groups, of which the hash is in a part of all hashes: more rows change nothing for those before.
 
-    Of equal rows each has another hash, so that they are on both sides: a table of few columns may have few different
-    rows. Their numbers are counted by a part of the hash, in memory of a fixed size; rows that share it by chance count
-    as equal, which changes nothing but the side of the later one.
+    Equal rows have equal hashes. Rows without a group are training examples: nothing tells to which group they belong.
     """
 
     def __init__(self, spec: SplitSpec) -> None:
         self.columns = None if spec.column is None else (spec.column,)
-        self.key = f"{spec.by} {spec.fraction!r} {spec.column}"
+        self.key = f"{spec.by} {spec.fraction!r} {spec.column} {spec.seed} {_RULE}"
+        self._spec = spec
         self._limit = np.uint64(spec.fraction * 2.0**64)
-        self._num_equal: np.ndarray = np.zeros(_COUNTERS, np.uint32)
+        self._counts = _Counts()
+        self._names: dict[str, None] = {}  # of groups
+        self._num_missing = 0
+
+    def facts(self) -> Mapping[str, Any]:
+        facts = {"num_different": self._counts.num_different, "largest": self._counts.largest}
+        if self._spec.by == "rows":
+            return facts
+        missing = {str(self._spec.column): self._num_missing}
+        return {**facts, "num_missing": missing, "spellings": _spellings(self._names)}
 
     def held_out(self, rows: Rows, first: int) -> np.ndarray:
-        hashes = hash_of_rows(rows.batch.select(list(self.columns or rows.batch.schema.names)))
+        batch = rows.batch if self.columns is None else rows.batch.select(list(self.columns))
+        hashes = hash_of_rows(batch, self._spec.seed)
         if self.columns is None:
-            hashes = _mixed(hashes + self._numbers(hashes))
-        return hashes < self._limit
+            self._counts.add(hashes)
+            return _mixed(hashes) < self._limit
+        is_there = _are_named(batch.column(0))
+        self._num_missing += int((~is_there).sum())
+        self._counts.add(hashes[is_there])
+        if len(self._names) < _COUNTED:
+            self._names |= dict.fromkeys(_names(batch.column(0)))
+        return is_there & (hashes < self._limit)
 
-    def _numbers(self, hashes: np.ndarray) -> np.ndarray:
-        """The number of each row among equal ones, from 0."""
-        counters = (hashes % np.uint64(_COUNTERS)).astype(np.int64)
-        order = np.argsort(counters, kind="stable")
-        counters = counters[order]
-        used, firsts, counts = np.unique(counters, return_index=True, return_counts=True)
-        within = np.arange(len(counters)) - np.repeat(firsts, counts)
-        numbers: np.ndarray = np.zeros(len(counters), np.uint64)
-        numbers[order] = self._num_equal[counters] + within
-        self._num_equal[used] += counts.astype(np.uint32)
-        return numbers
+
+class _Counts:
+    """How often each hash occurs; those that come after the first 65,536 different ones are not told apart."""
+
+    def __init__(self) -> None:
+        self._hashes: np.ndarray = np.zeros(0, np.uint64)
+        self._counts: np.ndarray = np.zeros(0, np.int64)
+        self._num_others = 0
+
+    @property
+    def num_different(self) -> int:
+        """A lower bound, if there are very many."""
+        return len(self._hashes) + min(1, self._num_others)
+
+    @property
+    def largest(self) -> int:
+        return int(self._counts.max(initial=0))
+
+    def add(self, hashes: np.ndarray) -> None:
+        found, counts = np.unique(hashes, return_counts=True)
+        places: np.ndarray = np.searchsorted(self._hashes, found)
+        is_known: np.ndarray = np.zeros(len(found), bool)
+        inside = places < len(self._hashes)
+        is_known[inside] = self._hashes[places[inside]] == found[inside]
+        self._counts[places[is_known]] += counts[is_known]
+        new = np.flatnonzero(~is_known)
+        kept = new[: max(0, _COUNTED - len(self._hashes))]
+        self._num_others += int(counts[new[len(kept) :]].sum())
+        order = np.argsort(np.concatenate([self._hashes, found[kept]]), kind="stable")
+        self._hashes = np.concatenate([self._hashes, found[kept]])[order]
+        self._counts = np.concatenate([self._counts, counts[kept]])[order]
 
 
 class _ByTime(Split):
     """The rows from a time on.
 
     Raises:
-      DataError: from all members but `columns` and `key`: the column has no two times.
+      ConfigError, DataError: from all members but `columns` and `key`: there are no two times, or they are not written
+        in one way.
     """
 
     columns: tuple[str, ...]
 
-    def __init__(self, spec: SplitSpec, read_columns: Read, since: float | None) -> None:
+    def __init__(self, spec: SplitSpec, read_columns: Read, since: float | str | None) -> None:
         assert spec.column is not None
         self.columns = (spec.column,)
         self._spec = spec
         self._read_columns = read_columns
         self._given = since
-        self.key = f"time {spec.column} {spec.time_format} {spec.fraction if since is None else f'since {since!r}'}"
+        until = spec.fraction if since is None else f"since {since!r}"
+        self.key = f"time {spec.column} {spec.time_format} {until} {_RULE}"
 
     def facts(self) -> Mapping[str, Any]:
-        return {"since": self._since}
+        return self._found.facts
 
     @functools.cached_property
-    def _since(self) -> float:
-        """The time from which on there are about as many rows as the fraction says, exact to a bin."""
+    def _found(self) -> _Boundary:
+        scan = _Scan(self._spec, self._read_columns, self.columns)
+        scan.check_all()
+        facts = {"num_missing": {"a time": scan.check.num_missing}}
         if self._given is not None:
-            return self._given
-        least = np.inf
-        most = -np.inf
-        for _, rows in self._read_columns(self.columns):
-            times = _times(rows, self._spec)
-            if not np.isnan(times).all():
-                least = min(least, float(np.nanmin(times)))
-                most = max(most, float(np.nanmax(times)))
-        if not least < most:
-            raise DataError(f"{KEY}.column: {self._spec.column} has no two different times to split at; {_TIME_FORMS}")
-        edges = np.linspace(least, most, _BINS + 1)
-        counts: np.ndarray = np.zeros(_BINS, np.int64)
-        for _, rows in self._read_columns(self.columns):
-            counts += np.histogram(_times(rows, self._spec), edges)[0]
-        from_the_end = np.cumsum(counts[::-1])[::-1]
-        first = int(np.searchsorted(-from_the_end, -self._spec.fraction * counts.sum(), side="left"))
-        return float(edges[min(first, _BINS - 1)])
+            try:
+                whole, fraction = times.parsed(self._given, are_instants=scan.check.are_instants)
+            except ValueError as error:
+                message = f"the run held out the rows since {self._given}; now {self.columns[0]} has others: {error}"
+                raise ConfigError([Problem(f"{KEY}.column", message)]) from error
+            return _Boundary(whole, fraction, {**facts, "since": self._given})
+        place = _boundary(scan, self._spec)
+        found = {"since": place.shown(scan), "num_at_since": place.num_equal}
+        return _Boundary(place.whole, place.fraction, {**facts, **found})
 
     def held_out(self, rows: Rows, first: int) -> np.ndarray:
-        with np.errstate(invalid="ignore"):
-            return _times(rows, self._spec) >= self._since
+        found = times.read(rows.batch.column(self.columns[0]), self._spec.time_format)
+        return found.since(self._found.whole, self._found.fraction)
+
+
+@dataclass(frozen=True)
+class _Boundary:
+    """The first time that is held out, and the facts of the split."""
+
+    whole: int
+    fraction: float
+    facts: Mapping[str, Any]
+
+
+class _Scan:
+    """The times of all rows, read once if there are up to 8 million rows, and else each time.
+
+    Attributes:
+      check: of the values of the column.
+      num_times: rows with a time.
+    """
+
+    def __init__(self, spec: SplitSpec, read_columns: Read, columns: Sequence[str]) -> None:
+        assert spec.column is not None
+        self.check = times.Check(KEY, spec.column, spec.time_format)
+        self._spec = spec
+        self._read_columns = read_columns
+        self._columns = columns
+        self._kept: list[Times] | None = None
+        self.num_times = 0
+
+    def check_all(self) -> None:
+        """Reads and checks all times, once."""
+        kept: list[Times] = []
+        num_rows = 0
+        for found, _ in self.blocks():
+            num_rows += len(found.whole)
+            self.num_times += int(found.are_there.sum())
+            if num_rows <= _KEPT_ROWS:
+                kept.append(found)
+        if num_rows <= _KEPT_ROWS:
+            self._kept = kept
+
+    def blocks(self) -> Iterator[tuple[Times, tuple[int, Rows]]]:
+        """The times of each block, checked, with the number of rows before its file and its rows."""
+        for name, first, rows in self._read_columns(self._columns):
+            column = rows.batch.column(str(self._spec.column))
+            times.check_type(f"{KEY}.column", str(self._spec.column), column.type)
+            found = times.read(column, self._spec.time_format)
+            self.check.add(found, column, functools.partial(_row, name, rows))
+            yield found, (first, rows)
+        self.check.finish()
+
+    def times(self) -> Iterator[Times]:
+        """The times of each block, after `check_all`."""
+        if self._kept is not None:
+            yield from self._kept
+            return
+        for _, _, rows in self._read_columns(self._columns):
+            yield times.read(rows.batch.column(str(self._spec.column)), self._spec.time_format)
+
+
+def _row(name: str, rows: Rows, place: int) -> str:
+    return f"{name}, row {rows.number(int(rows.places[place]))}"
+
+
+def _boundary(scan: _Scan, spec: SplitSpec) -> _Place:
+    """The time from which on there are about as many rows as the fraction says.
+
+    Rows of one time stay on one side: of the two times beside the exact place, the one whose number of rows is nearer
+    to the fraction.
+
+    Raises:
+      ConfigError: there are no two times.
+    """
+    num_rows = scan.num_times
+    asked = spec.fraction * num_rows
+    place = _at_rank(scan, max(1, math.ceil(asked)))
+    at_least = place.num_later + place.num_equal
+    if not place.num_later and at_least == num_rows:
+        message = f"{spec.column} has one time, {place.shown(scan)}, in all {num_rows:,} rows with a time"
+        raise ConfigError([Problem(f"{KEY}.column", f"{message}; choose another column, or {KEY}.by=rows")])
+    is_too_late = at_least == num_rows or at_least * place.num_later > asked**2
+    if place.num_later and is_too_late:
+        place = _at_rank(scan, place.num_later)
+    return place
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A time, and the numbers of rows that are later and that have it."""
+
+    whole: int
+    fraction: float
+    num_later: int
+    num_equal: int
+
+    def shown(self, scan: _Scan) -> int | float | str:
+        return times.text(self.whole, self.fraction, are_instants=scan.check.are_instants)
+
+
+def _at_rank(scan: _Scan, rank: int) -> _Place:
+    """The time of the row at a rank, from 1 for the latest."""
+
+    def wholes() -> Iterator[np.ndarray]:
+        for each in scan.times():
+            yield each.whole[each.are_there].view(np.uint64) ^ _SIGN
+
+    whole, num_later, num_equal = _ranked(wholes, rank, scan.num_times)
+
+    def fractions() -> Iterator[np.ndarray]:
+        for each in scan.times():
+            is_equal = each.are_there & (each.whole.view(np.uint64) ^ _SIGN == whole)
+            yield each.fraction[is_equal].view(np.uint64)  # of floats that are not negative, the order of their bits
+
+    fraction, num_later_still, num_equal = _ranked(fractions, rank - num_later, num_equal)
+    return _Place(
+        int((whole ^ _SIGN).view(np.int64)), float(fraction.view(np.float64)), num_later + num_later_still, num_equal
+    )
+
+
+def _ranked(numbers: Callable[[], Iterator[np.ndarray]], rank: int, count: int) -> tuple[np.uint64, int, int]:
+    """The uint64 at a rank, from 1 for the largest, and how many are larger and how many equal.
+
+    Each pass over the numbers finds 16 bits, so that memory does not grow with them; few numbers are sorted.
+
+    Args:
+      count: of the numbers.
+    """
+    found = np.uint64(0)
+    num_larger = 0
+    for shift in (48, 32, 16, 0):
+        if count <= _SORTED:
+            return _ranked_few(numbers, rank, found, num_larger, shift)
+        counts: np.ndarray = np.zeros(1 << 16, np.int64)
+        for each in numbers():
+            parts = each >> np.uint64(shift)
+            parts = parts[parts >> np.uint64(16) == found]
+            counts += np.bincount((parts & np.uint64(0xFFFF)).astype(np.int64), minlength=1 << 16)
+        from_the_largest = num_larger + np.cumsum(counts[::-1])
+        place = int(np.searchsorted(from_the_largest, rank))
+        part = (1 << 16) - 1 - place
+        count = int(counts[part])
+        num_larger = int(from_the_largest[place]) - count
+        found = np.uint64((int(found) << 16) | part)
+    return found, num_larger, count
+
+
+def _ranked_few(
+    numbers: Callable[[], Iterator[np.ndarray]], rank: int, found: np.uint64, num_larger: int, shift: int
+) -> tuple[np.uint64, int, int]:
+    """As `_ranked`, where the bits above `shift + 16` are `found` and `num_larger` numbers have larger ones."""
+    parts = []
+    for each in numbers():
+        parts.append(each[each >> np.uint64(shift) >> np.uint64(16) == found])
+    rest = np.sort(np.concatenate(parts))
+    number = rest[len(rest) - (rank - num_larger)]
+    first = np.searchsorted(rest, number, side="left")
+    end = np.searchsorted(rest, number, side="right")
+    return number, num_larger + len(rest) - int(end), int(end - first)
 
 
 class _Last(Split):
-    """The latest row of each user; of rows of the same time, the last one in the files."""
+    """The latest row of each user; of rows of the same time, the last one in the files.
+
+    Rows without a user or without a time are training examples.
+    """
 
     columns: tuple[str, ...]
 
@@ -272,22 +554,44 @@ class _Last(Split):
         self.columns = (spec.user, spec.column)
         self._spec = spec
         self._read_columns = read_columns
-        self.key = f"last {spec.user} {spec.column} {spec.time_format}"
+        self._num_without_user = 0
+        self.key = f"last {spec.user} {spec.column} {spec.time_format} {_RULE}"
+
+    def facts(self) -> Mapping[str, Any]:
+        latest, scan = self._latest
+        names = _names(latest.column("user").combine_chunks()) if latest.num_rows <= _COUNTED else []
+        missing = {str(self._spec.user): self._num_without_user, "a time": scan.check.num_missing}
+        return {"num_different": latest.num_rows, "num_missing": missing, "spellings": _spellings(names)}
+
+    @functools.cached_property
+    def _latest(self) -> tuple[pa.Table, _Scan]:
+        """The latest row of each user, and the scan that found them."""
+        scan = _Scan(self._spec, self._read_columns, self.columns)
+        latest: pa.Table | None = None
+        for found, (first, rows) in scan.blocks():
+            column = rows.batch.column(self.columns[0])
+            times.check_type(f"{KEY}.user", self.columns[0], column.type)
+            is_named = _are_named(column)
+            self._num_without_user += int((~is_named).sum())
+            part = pa.table(
+                {
+                    "user": _texts(plain(column)),
+                    "whole": found.whole,
+                    "fraction": found.fraction,
+                    "number": first + rows.places,
+                }
+            )
+            part = part.filter(pa.array(is_named & found.are_there))
+            latest = _latest(part if latest is None else pa.concat_tables([latest, part]))
+        if latest is None or not latest.num_rows:
+            message = f"no row has both {self._spec.user} and {self._spec.column}; choose other columns"
+            raise ConfigError([Problem(f"{KEY}.user", message)])
+        return latest, scan
 
     @functools.cached_property
     def _numbers(self) -> np.ndarray:
-        """Those of the held-out rows, increasing."""
-        latest: pa.Table | None = None
-        for first, rows in self._read_columns(self.columns):
-            times = pa.array(_times(rows, self._spec), from_pandas=True)
-            users = _as_text(rows.batch.column(self.columns[0]))
-            order = _integer_times(rows, self._spec)
-            part = pa.table({"user": users, "time": times, "order": order, "number": pa.array(first + rows.places)})
-            part = part.filter(pc.is_valid(times))
-            latest = _latest(part if latest is None else pa.concat_tables([latest, part]))
-        if latest is None or not latest.num_rows:
-            raise DataError(f"{KEY}.column: {self._spec.column} has no times; {_TIME_FORMS}")
-        return np.sort(latest.column("number").to_numpy())
+        """The numbers of the held-out rows, increasing."""
+        return np.sort(self._latest[0].column("number").to_numpy())
 
     def held_out(self, rows: Rows, first: int) -> np.ndarray:
         numbers: np.ndarray = first + rows.places
@@ -297,61 +601,113 @@ class _Last(Split):
 
 def _latest(rows: pa.Table) -> pa.Table:
     """The latest row of each user."""
-    order = pc.sort_indices(rows, [(key, "ascending") for key in ("user", "time", "order", "number")])
+    order = pc.sort_indices(rows, [(key, "ascending") for key in ("user", "whole", "fraction", "number")])
     ordered = rows.take(order).combine_chunks()
+    if not ordered.num_rows:
+        return ordered
     users = ordered.column("user").combine_chunks().dictionary_encode().indices.to_numpy(zero_copy_only=False)
     return ordered.filter(pa.array(np.append(users[1:] != users[:-1], True)))
 
 
-def _times(rows: Rows, spec: SplitSpec) -> np.ndarray:
-    """The times of rows as numbers, NaN where there is none."""
-    assert spec.column is not None
-    column = decoded(rows.batch.column(spec.column))
-    if types.is_temporal(column.type):
-        return notations.instants(column).cast(pa.int64()).cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
-    if types.is_integer(column.type) or types.is_floating(column.type):
-        return column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
-    text = _as_text(column)
-    if spec.time_format is None:
-        numbers = notations.numbers(text)
-        if numbers.null_count < len(numbers) or not len(numbers):
-            return numbers.to_numpy(zero_copy_only=False)
-    instants = notations.times(text, spec.time_format)
-    return instants.cast(pa.int64()).cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+def _are_named(column: pa.Array) -> np.ndarray:
+    """Whether each row has a group or a user: a value that is neither null nor NaN nor blank."""
+    values = plain(column)
+    missing = values.is_null(nan_is_null=True)
+    if types.is_string(values.type):
+        missing = pc.or_(missing, pc.equal(pc.utf8_trim_whitespace(values), "").fill_null(True))
+    return ~missing.to_numpy(zero_copy_only=False)
 
 
-def _integer_times(rows: Rows, spec: SplitSpec) -> pa.Array:
-    """The times of rows that are integers, and 0 for others: doubles beyond 2**53, as of nanoseconds, may be equal."""
-    assert spec.column is not None
-    column = decoded(rows.batch.column(spec.column))
-    if types.is_integer(column.type):
-        integers = column.cast(pa.int64(), safe=False)
-    elif types.is_string(column.type) and spec.time_format is None:
-        integers = notations.integers(column)
-    else:
-        integers = pa.nulls(len(column), pa.int64())
-    return integers.fill_null(0)
+def _names(column: pa.Array) -> list[str]:
+    """The different words of a column, if it has words."""
+    encoded = column if types.is_dictionary(column.type) else column.dictionary_encode()
+    words = plain(encoded.dictionary)
+    if not types.is_string(words.type):
+        return []
+    return [word for word in words.drop_null().to_pylist() if word.strip()]
 
 
-def _as_text(array: pa.Array) -> pa.Array:
-    array = decoded(array)
-    return array if types.is_string(array.type) or types.is_binary(array.type) else array.cast(pa.string())
+def _spellings(names: Iterable[str]) -> list[Sequence[str]]:
+    return list(contents.spellings(pa.array(list(names), pa.string())))
 
 
-def hash_of_rows(batch: pa.RecordBatch) -> np.ndarray:
+def hash_of_rows(batch: pa.RecordBatch, seed: int = 0) -> np.ndarray:
     """A hash of each row, uint64, that depends on names and values of its columns, not on their order.
 
-    Lists and other nested values do not count.
+    It does not depend on how a value is stored: 1 as an integer, a float or a decimal, a time in seconds or
+    nanoseconds, and a missing value and an empty text, are equal.
+
+    Args:
+      seed: 0 or more; another one gives other hashes.
     """
-    total = np.zeros(batch.num_rows, np.uint64)
+    total: np.ndarray = np.full(batch.num_rows, np.uint64(seed * _GOLDEN % 2**64))
     for name, column in zip(batch.schema.names, batch.columns):
-        if types.is_nested(column.type):
-            continue
-        encoded = column if types.is_dictionary(column.type) else column.dictionary_encode()
-        hashes = _hash_of_texts(_as_text(encoded.dictionary).fill_null(""))
-        mixed = pa.array(_mixed(hashes ^ _hash_of_texts(pa.array([name]))[0]))
-        total += mixed.take(encoded.indices).fill_null(0).to_numpy(zero_copy_only=False)
+        total += _hash_of_column(name, column)
     return _mixed(total)
+
+
+def _hash_of_column(name: str, column: pa.Array) -> np.ndarray:
+    """A hash of each value and of the name; 0 for an empty list, as for a column that is not there."""
+    salt: Any = _hash_of_texts(pa.array([name]))[0]
+    values = column if types.is_dictionary(column.type) else plain(column)
+    if is_list(values.type) or types.is_map(values.type):
+        return _hash_of_lists(values, salt)
+    if types.is_struct(values.type):
+        total: np.ndarray = np.zeros(len(values), np.uint64)
+        for field, part in zip(values.type, values.flatten()):
+            total += _hash_of_column(field.name, part)
+        return _mixed(total ^ salt)
+    encoded = values if types.is_dictionary(values.type) else values.dictionary_encode()
+    hashes = _mixed(_hash_of_texts(_texts(plain(encoded.dictionary)).fill_null("")) ^ salt)
+    absent = _mixed(_hash_of_texts(pa.array([""])) ^ salt)
+    codes = encoded.indices.fill_null(len(hashes)).to_numpy(zero_copy_only=False)
+    return np.append(hashes, absent)[codes]
+
+
+def _hash_of_lists(lists: pa.Array, salt: np.uint64) -> np.ndarray:
+    if types.is_map(lists.type):
+        pairs = pa.struct([("key", lists.type.key_type), ("value", lists.type.item_type)])
+        lists = lists.cast(pa.list_(pairs))
+    lengths, values = flattened(lists)
+    hashes: np.ndarray = np.zeros(len(lengths), np.uint64)
+    filled = np.flatnonzero(lengths)
+    if not len(filled):
+        return hashes
+    begins = np.cumsum(lengths) - lengths
+    place = np.arange(len(values)) - np.repeat(begins, lengths)
+    terms = _hash_of_column("", values) * _POWERS[place % len(_POWERS)]
+    hashes[filled] = _mixed(np.add.reduceat(terms, begins[filled]) + lengths[filled].astype(np.uint64)) ^ salt
+    hashes[filled] = _mixed(hashes[filled])
+    return hashes
+
+
+def _texts(values: pa.Array) -> pa.Array:
+    """Values as texts or bytes, in the same way from all types; null for a missing value."""
+    kind = values.type
+    if types.is_string(kind) or types.is_binary(kind):
+        return values
+    if types.is_floating(kind):
+        return _texts_of_floats(values)
+    try:
+        texts = values.cast(pa.string())
+    except pa.ArrowNotImplementedError:  # such as intervals
+        return pa.array([None if each is None else str(each) for each in values.to_pylist()], pa.string())
+    if types.is_decimal(kind) or types.is_timestamp(kind) or types.is_time(kind):
+        texts = pc.replace_substring_regex(texts, r"(\.[0-9]*?)0+(Z?)$", r"\1\2")
+        texts = pc.replace_substring_regex(texts, r"\.(Z?)$", r"\1")
+    return texts
+
+
+def _texts_of_floats(values: pa.Array) -> pa.Array:
+    """The digits of integers, and the fewest digits that tell a float from others of its precision."""
+    doubles = values.cast(pa.float64())
+    doubles = pc.add(pc.if_else(pc.is_nan(doubles), None, doubles), 0.0)  # -0.0 is 0.0
+    floats = doubles.cast(pa.float32(), safe=False)
+    is_float = pc.equal(floats.cast(pa.float64()), doubles)
+    texts = pc.if_else(is_float, floats.cast(pa.string()), doubles.cast(pa.string()))
+    is_whole = pc.and_(pc.equal(pc.floor(doubles), doubles), pc.less(pc.abs(doubles), 2.0**63))
+    integers = pc.if_else(is_whole, doubles, None).cast(pa.int64())
+    return pc.coalesce(integers.cast(pa.string()), texts)
 
 
 def _hash_of_texts(texts: pa.Array) -> np.ndarray:
@@ -374,7 +730,7 @@ def _hash_of_texts(texts: pa.Array) -> np.ndarray:
 
 def _mixed(values: np.ndarray) -> np.ndarray:
     """Spreads differences over all bits (Steele, Lea, Flood: "Fast splittable pseudorandom number generators")."""
-    values = values + np.uint64(0x9E3779B97F4A7C15)
+    values = values + np.uint64(_GOLDEN)
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))

@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from psrun.data import (
+    contents,
     feature_spec,
     files,
     formats,
@@ -169,7 +170,7 @@ class Table(ByNumber):
             self.notes = (f"to edit the features: {advice}",)
         self._take_examples(prepared, evaluated)
         self._take_targets(targets, weight, is_recorded=task is None)
-        self._take_split(prepared, split_spec, is_new=not recorded)
+        self._take_split(prepared, split_spec, recorded, predicting=predicting)
         if features is None:
             self._add_facts(features=feature_spec.record(specs, run_folder))
         self.features: Mapping[str, Feature] = table_features.make(specs, num_buckets, prepared.scales, run_folder)
@@ -224,18 +225,32 @@ class Table(ByNumber):
             if self.label_tasks:
                 self._add_facts(labels={name: _facts_of(each) for name, each in targets.items()})
 
-    def _take_split(self, prepared: PreparedSet, spec: splits.SplitSpec, *, is_new: bool) -> None:
-        """Adds the split to the facts and, of a new run, to the notes."""
+    def _take_split(
+        self, prepared: PreparedSet, spec: splits.SplitSpec, recorded: Mapping[str, Any], *, predicting: bool
+    ) -> None:
+        """Adds the split to the facts and, of a new run, to the notes.
+
+        Raises:
+          ConfigError: no rows are on one side, or the sides are others than the run recorded.
+        """
         num_rows = prepared.num_examples
         num_train = self.num_train_examples
         if spec.by != "none" and num_train in (0, num_rows):
             which = "train" if num_train == 0 else "evaluate"
-            message = f"leaves none of {num_rows:,} rows to {which} on"
-            message += "; use another fraction or column, data.eval_path=FILE, or data.split.by=none"
+            reason = splits.size_reason(spec, prepared.facts, num_rows)
+            message = f"leaves none of {num_rows:,} rows to {which} on: {reason}"
+            message += "; use another fraction, seed or column, data.eval_path=FILE, or data.split.by=none"
             raise ConfigError([Problem(splits.KEY, message)])
         self._add_facts(split={"spec": splits.options(spec), **prepared.facts})
-        if spec.by != "none" and is_new:
-            self.notes += (splits.sentence(spec, num_rows - num_train, num_rows),)
+        if spec.by == "none":
+            return
+        num_held_out = num_rows - num_train
+        if not recorded:
+            self.notes += (splits.sentence(spec, prepared.facts, num_held_out, num_rows),)
+            self.warnings += tuple(splits.warnings(spec, prepared.facts, num_held_out, num_rows))
+        elif not predicting:
+            is_evaluated = self._evaluation is prepared.parts["eval"]
+            self.warnings += tuple(splits.check_recorded(recorded, num_train, num_held_out if is_evaluated else None))
 
     def _check_classes(self, prepared: PreparedSet, evaluated: PreparedSet | None) -> None:
         """Warns if all examples of one kind have the same class."""
@@ -425,7 +440,10 @@ class _Guess:
     def target(self, label: str, task: Task | None, num_classes: int | None) -> label_guess.Label:
         if self.known is None:
             return label_guess.Label("binary")
-        return label_guess.guess(self._profiles[label], task=task, num_classes=num_classes)
+        profile = self._profiles[label]
+        if profile.spellings:
+            self.warnings += (contents.spelling_warning(f"label {label}", profile.spellings),)
+        return label_guess.guess(profile, task=task, num_classes=num_classes)
 
     def features(self, num_buckets: int | None) -> tuple[dict[str, FeatureSpec], list[dict[str, Any]]]:
         """The inferred features, and rows to display them."""
@@ -437,5 +455,5 @@ class _Guess:
         if not features:
             message = f"cannot be inferred: {proposals.nothing_left(proposed)}"
             raise ConfigError([Problem("data.features", message)])
-        self.warnings = tuple(proposals.warnings(proposed))
+        self.warnings += tuple(proposals.warnings(proposed))
         return features, [each.row(name) for name, each in proposed.items()]

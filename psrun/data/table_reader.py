@@ -139,7 +139,9 @@ class TableReader:
         """The rows of a file with the columns of the prepared set, and those that the split needs."""
         if self.strict:
             formats.check_columns(name, self.layout, self.first, self.columns)
-        needed = [] if split is None else split.columns or self.columns or ()
+        needed: Sequence[str] = ()
+        if split is not None:
+            needed = split.columns or self.columns or formats.suggestions(self.first, self.layout)
         columns = list(dict.fromkeys([*(spec.column for spec in self.specs.values()), *needed]))
         is_checked = name != self.first or self.weight not in self.specs
         for rows in self.rows.get(name) or formats.rows(name, columns, self.layout):
