@@ -327,7 +327,7 @@ class _Counts:
 
     def add(self, hashes: np.ndarray) -> None:
         found, counts = np.unique(hashes, return_counts=True)
-        places: np.ndarray = np.searchsorted(self._hashes, found)
+        places: Any = np.searchsorted(self._hashes, found)
         is_known: np.ndarray = np.zeros(len(found), bool)
         inside = places < len(self._hashes)
         is_known[inside] = self._hashes[places[inside]] == found[inside]
