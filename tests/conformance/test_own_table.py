@@ -48,7 +48,7 @@ def test_a_table_is_trained_resumed_and_predicted(train, predict, tmp_path):
     result, folder = train(*given)
     data = result["data"]
     assert data["label"] == {"task": "binary", "label_vocabulary": ["No", "Yes"]}
-    assert (data["num_unlabeled_rows"], data["split"]["spec"]) == (30, {"by": "rows", "fraction": 0.1})
+    assert (data["num_unlabeled_rows"], data["split"]["spec"]) == (30, {"by": "rows", "fraction": 0.1, "seed": 0})
     assert data["num_train_examples"] + data["num_eval_examples"] == 1470
     features = data["features"]
     assert set(features) == {"joined_days", "joined_month", "joined_weekday", "plan", "fee", "age"}
