@@ -419,7 +419,8 @@ def test_a_run_keeps_the_guess_and_says_it_once(train, tmp_path):
     ids = [2**63 + 7 * int(user) for user in users]
     path = write(tmp_path / "rows.csv", {"user": list(map(str, ids)), "label": likes[users].tolist()})
     small = (*READ, f"data.path={path}", "model=wide_deep", "evaluation=none", "cluster=none",
-             "data.split=null", "trainer.steps_per_epoch=60", "data.global_batch_size=100", "optimizer.learning_rate=0.5")  # fmt: skip
+             "data.split=null", "trainer.steps_per_epoch=60", "data.global_batch_size=100",
+             "optimizer.learning_rate=0.5")  # fmt: skip
     result, folder = train(*small, "trainer.epochs=1")
     user = result["data"]["features"]["user"]
     assert user == {"dtype": "string", "column": "user", "vocabulary": "vocabularies/user.txt"}
