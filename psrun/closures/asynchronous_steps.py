@@ -64,6 +64,7 @@ class AsynchronousSteps:
       profiler: measures where the time of a step goes.
       meter: measures the staleness of updates.
       planned: total number of steps to schedule.
+      warn: called with what deserves attention in a step.
       on_packed: called when the length of closures is decided, and when it changes.
       step: trains on one batch, instead of the network's `train_step`; its return value is dropped.
 
@@ -83,6 +84,7 @@ class AsynchronousSteps:
         on_packed: Callable[[Packed], None],
         *,
         planned: int,
+        warn: Callable[[str], None],
         step: Step | None = None,
     ) -> None:
         distribution, trainer = program.distribution, program.config.trainer
@@ -94,7 +96,7 @@ class AsynchronousSteps:
         self._iterator = feed.iterator(distribution.coordinator)
         self._is_plain = step is None and program.own_step is None  # a step increments the optimizer's counter once
         self._applied = AppliedSteps(program, feed.audit, in_flight.most, is_plain=self._is_plain)
-        parts = [self._applied, *in_flight.stages(program), *stages.on_workers(program, profiler, meter)]
+        parts = [self._applied, *in_flight.stages(program), *stages.on_workers(program, profiler, meter, warn)]
         self._closure = Closure(program, feed, parts, step, iterator_spec(self._iterator))
         self._cut: list[tuple[Inputs, frozenset[int]]] = []  # the batch of a step, and the servers behind
         self._completing: dict[frozenset[int], Any] = {}  # functions of a step, by the servers that apply it

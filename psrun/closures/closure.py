@@ -13,6 +13,7 @@ from psrun.closures.replicas import Replicas
 from psrun.closures.stage import Inputs, Stage, Step
 from psrun.closures.stages import Stages
 from psrun.closures.worker_local_variables import CannotBeKept
+from psrun.program import whole_variables
 from psrun.program.compiled_model import Program
 from psrun.tf_internals.tracing import unconverted
 
@@ -51,7 +52,11 @@ class Closure:
         specs = [self._specs[name] for name in self._names(num_steps)]
         while True:
             steps = self.function(unrolled, num_steps)
-            with self._program.distribution.strategy.scope(), contextlib.suppress(CannotBeKept):  # then with fewer kept
+            with (
+                whole_variables.naming_cut_weights(self._program.config),
+                self._program.distribution.strategy.scope(),
+                contextlib.suppress(CannotBeKept),  # then with fewer kept
+            ):
                 return steps.get_concrete_function(*specs)
 
     def function(self, unrolled: int = 1, num_steps: int | None = None) -> Any:

@@ -19,6 +19,7 @@ from psrun.optimizers import late_gradients
 from psrun.program.compiled_model import Program
 from psrun.results.staleness import Histogram
 from psrun.tf_internals.replaced import replace
+from psrun.tf_internals.variables import assigned_by
 
 _TASK = "chief-0"
 
@@ -46,6 +47,7 @@ class SimulatedDelay:
         self._read: list[tf.Tensor] = []  # and those
         self._delay: tf.Tensor | None = None  # of the current update
         self._graph: Any = None
+        self._num_before = 0  # of its operations, those before the step of the model
         replace(program.network, "train_step", self.around)
         replace(program.optimizer, "apply_gradients", self.gradients)
 
@@ -78,6 +80,7 @@ class SimulatedDelay:
 
         def apply_gradients(grads_and_vars: Any, *arguments: Any, **options: Any) -> Any:
             if self._current is not None:
+                self._check_assignments()
                 if tf.compat.v1.get_default_graph() is not self._graph:
                     raise _unsupported("applies gradients within a branch or a loop")
                 pairs = list(grads_and_vars)
@@ -112,7 +115,18 @@ class SimulatedDelay:
             self._read.append(read)
             variable.assign(read)
         self._updates.assign_add(1)
+        if not tf.executing_eagerly():
+            self._num_before = len(self._graph.get_operations())
         self._counts.scatter_add(tf.IndexedSlices(tf.ones([1], tf.int32), [delay]))
+
+    def _check_assignments(self) -> None:
+        """Raises ConfigError if a layer assigned weights in the step: they get the present ones back."""
+        if tf.executing_eagerly():
+            return
+        operations = tf.compat.v1.get_default_graph().get_operations()[self._num_before :]
+        for variable in assigned_by(operations, self._variables):
+            message = f"'simulated' would undo what a layer assigns to {variable.name.partition(':')[0]} in each step"
+            raise ConfigError([Problem("consistency", f"{message}; choose async")])
 
     def _compensated(self, grads_and_vars: list[Any]) -> list[Any]:
         factor = late_gradients.compensation(self._optimizer)

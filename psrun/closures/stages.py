@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from psrun.closures.applied_steps import AppliedSteps
+from psrun.closures.assigned_weights import AssignedWeights
 from psrun.closures.dense_bundles import DenseBundles
 from psrun.closures.gradient_rounds import GradientRounds
 from psrun.closures.replicas import Replicas
@@ -35,12 +36,18 @@ ORDER: tuple[type[Stage], ...] = (
     GradientRounds,  # takes the gradients instead of the optimizer
     Stage,  # stages of a consistency mode: they see gradients when they leave the worker
     SlowWorkers,  # a slow worker is one that has its gradients late
+    AssignedWeights,  # looks at the operations of the forward pass
     Replicas,  # weights the gradients of each part of a batch, before anything waits for them
 )
 
 
-def on_workers(program: Program, profiler: StepProfiler, meter: StalenessMeter) -> list[Stage]:
+def on_workers(
+    program: Program, profiler: StepProfiler, meter: StalenessMeter, warn: Callable[[str], None]
+) -> list[Stage]:
     """The stages of every closure of a program, whatever its consistency mode is.
+
+    Args:
+      warn: called with what deserves attention in a step.
 
     Raises:
       ConfigError: weights or rows cannot be exchanged as the trainer's options ask.
@@ -51,6 +58,8 @@ def on_workers(program: Program, profiler: StepProfiler, meter: StalenessMeter) 
         profiler,
         DenseBundles(program, meter, trainer.dense_sync_every, rows_ahead=trainer.prefetch_rows),
     ]
+    if program.distribution.num_workers > 1:
+        stages.append(AssignedWeights(program, warn))
     if trainer.prefetch_rows:
         stages.append(RowPrefetch(program))
     if any((slow := program.config.cluster.slow_workers or {}).values()):

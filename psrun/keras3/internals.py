@@ -105,6 +105,11 @@ def creating_now() -> Iterator[None]:
         global_state.set_global_attribute(_STATELESS_SCOPE, scope)
 
 
+def stateless_scope() -> Any:
+    """The present `keras.StatelessScope`; None outside of one."""
+    return global_state.get_global_attribute(_STATELESS_SCOPE)
+
+
 def value_of(variable: Any) -> Any:
     """The TensorFlow variable in a Keras variable, perhaps in shards."""
     return variable._value
@@ -113,6 +118,12 @@ def value_of(variable: Any) -> Any:
 def layers_within(model: Any) -> list[Any]:
     """All layers of a Keras 3 model, those within other layers and models too, and the model itself."""
     return list(model._flatten_layers())
+
+
+def stateful_layers(model: Any) -> list[Any]:
+    """The recurrent layers of a model that keep their states from batch to batch."""
+    recurrent = [layer for layer in layers_within(model) if isinstance(layer, keras.layers.RNN)]
+    return [layer for layer in recurrent if layer.stateful and layer.states is not None]
 
 
 def inputs_of(model: Any) -> list[Any] | None:

@@ -17,6 +17,7 @@ import tf_keras
 
 from psrun.errors import ConfigError, Problem
 from psrun.keras3 import internals
+from psrun.keras3.assignments import Assignments
 from psrun.keras3.layers import TableLayer
 from psrun.layers.adapter import AdaptedModel
 from psrun.layers.collection import EmbeddingCollection
@@ -37,13 +38,15 @@ class _Inner:
 
     Attributes:
       complete: whether all variables exist.
-      read: the variables that each call reads as a whole.
+      weights: the model's, and the states of recurrent layers that keep them from batch to batch.
+      read: those that each call reads as a whole.
       has_losses: whether layers added to the loss in the last call.
     """
 
     model: keras.Model
     creation: internals.VariableCreation
     complete: bool = False
+    weights: list[Any] = field(default_factory=list)
     read: list[Any] = field(default_factory=list)
     has_losses: bool = False
 
@@ -85,9 +88,10 @@ class Keras3Model(AdaptedModel):
         tables = [layer for layer in layers if isinstance(layer, TableLayer)]
         self.tables = [layer.table for layer in tables]  # as psrun's layers, they are found in the network
         rows_only = {id(variable) for layer in layers if _looks_up(layer) for variable in layer.weights}
+        self._adapted.weights = [*self.keras3.weights, *_states(self.keras3)]
         self._adapted.read = [
             variable
-            for variable in self.keras3.weights
+            for variable in self._adapted.weights
             if id(variable) not in rows_only or variable.regularizer is not None
         ]
         self._adapted.complete = True
@@ -100,6 +104,8 @@ class Keras3Model(AdaptedModel):
         if not adapted.complete:
             with adapted.creation.active():
                 outputs = model(inputs, training=training)
+            for layer in internals.stateful_layers(model):
+                layer.reset_state()  # this call may have had a batch of zeros
             self._variables_exist()
             adapted.has_losses = bool(model.losses)
             return outputs
@@ -107,14 +113,11 @@ class Keras3Model(AdaptedModel):
         internals.clear_losses(model)
         # Read once: each iteration of a loop, such as an LSTM's, would read the variable from its parameter server.
         values = [(variable, tf.convert_to_tensor(internals.value_of(variable))) for variable in adapted.read]
-        with keras.StatelessScope(values, collect_losses=True) as scope:
+        with Assignments(adapted.weights, values) as assigned:
             outputs = model(inputs, training=training)
             losses = model.losses
         adapted.has_losses = bool(losses)
-        for variable, before in values:
-            after = scope.get_current_value(variable)
-            if after is not before:
-                _add(internals.value_of(variable), before, after)
+        assigned.write()
         for loss in losses:
             self.add_loss(loss)
         return outputs
@@ -136,7 +139,8 @@ class Keras3Model(AdaptedModel):
     def non_trainable_weights(self) -> list[Any]:
         if not self._adapted.complete:
             return []
-        return self._values(self.keras3.non_trainable_weights if self.trainable else self.keras3.weights)
+        trained = {id(variable) for variable in self.keras3.trainable_weights if self.trainable}
+        return self._values([each for each in self._adapted.weights if id(each) not in trained])
 
     @property
     def weights(self) -> list[Any]:
@@ -149,7 +153,7 @@ class Keras3Model(AdaptedModel):
         """The variables by their paths in the Keras 3 model; tables in a checkpoint as its tables."""
         if not self._adapted.complete:
             return None
-        values = {name_of(value := internals.value_of(variable)): value for variable in self.keras3.weights}
+        values = {name_of(value := internals.value_of(variable)): value for variable in self._adapted.weights}
         if save_type != "checkpoint":
             return {**values, **dict(_resources(self.keras3))}
         tables = [table for table in self.tables if isinstance(table, EmbeddingCollection)]
@@ -163,6 +167,11 @@ class Keras3Model(AdaptedModel):
     @property
     def library(self) -> str:
         return f"keras {keras.__version__}"
+
+    @property
+    def layer_with_state(self) -> str | None:
+        layers = internals.stateful_layers(self.keras3)
+        return layers[0].name if layers else None
 
     def takes_one_tensor(self, features: Collection[str]) -> bool:
         model = self.keras3
@@ -208,23 +217,23 @@ class _Seeds:
         return tf.random.uniform([2], 0, 2**31 - 1, tf.int32, seed=self._next)
 
 
-def _add(variable: Any, before: tf.Tensor, after: tf.Tensor) -> None:
-    """Changes a variable by the difference: an assignment would undo what other workers did in the meantime."""
-    after = tf.cast(after, before.dtype)
-    if before.dtype == tf.bool:
-        variable.assign(after)
-    else:
-        variable.assign_add(after - before)
+def _states(model: keras.Model) -> list[Any]:
+    """The states that recurrent layers keep from batch to batch, which Keras 3 does not list as weights."""
+    states = [state for layer in internals.stateful_layers(model) for state in tf.nest.flatten(layer.states)]
+    return list({id(state): state for state in states}.values())
 
 
 def _look_up_rows(layer: keras.layers.Embedding) -> None:
     """Makes an Embedding fetch the rows of its ids. Keras 3 reads the whole table in each step."""
     if layer.lora_enabled or layer.quantization_mode:
         return
-    table = internals.value_of(layer.embeddings)
 
     def call(inputs: Any) -> tf.Tensor:
         ids = inputs if inputs.dtype in (tf.int32, tf.int64) else tf.cast(inputs, tf.int32)
+        scope = internals.stateless_scope()
+        table = scope.assigned_value(layer.embeddings) if isinstance(scope, Assignments) else None
+        if table is None:
+            table = internals.value_of(layer.embeddings)
         return tf.cast(tf.nn.embedding_lookup(table, ids), layer.compute_dtype)
 
     layer.call = call
@@ -286,9 +295,10 @@ def _check_layers(model: keras.Model) -> None:
             kind = type(variable.constraint).__name__
             message = f"{variable.path} has the constraint {kind}, which only Keras 3's optimizers apply; remove it"
             problems.append(Problem("model", message))
-        if variable.overwrite_with_gradient:
-            message = f"{variable.path} is replaced by its gradient (float8), which only Keras 3's optimizers do"
-            problems.append(Problem("model", f"{message}; choose another dtype policy"))
+    overwritten = [variable.path for variable in model.weights if variable.overwrite_with_gradient]
+    if overwritten:
+        message = f"{overwritten[0]} is replaced by its gradient (float8), which only Keras 3's optimizers do"
+        problems.append(Problem("model", f"{message}; choose another dtype policy"))
     if problems:
         raise ConfigError(problems)
 

@@ -42,6 +42,11 @@ class AdaptedModel(ModelWithOwnChildren):
     def has_losses(self) -> bool:
         """Whether layers add to the loss; known once the model was called. `losses` has them only within a step."""
 
+    @property
+    @abc.abstractmethod
+    def layer_with_state(self) -> str | None:
+        """The name of a layer that keeps its state from batch to batch; None if there is none."""
+
     @abc.abstractmethod
     def takes_one_tensor(self, features: Collection[str]) -> bool:
         """Whether it takes one tensor, instead of the data's features by name."""

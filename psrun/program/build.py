@@ -10,6 +10,7 @@ from psrun.cluster.strategy import Distribution
 from psrun.config.run_config import RunConfig
 from psrun.data.source import DataSource, task_of
 from psrun.errors import ConfigError, Problem
+from psrun.layers.adapter import AdaptedModel
 from psrun.models.model import refuse_single_files
 from psrun.program import list_inputs, make_optimizer, objective, output_widths, stacks
 from psrun.program.compiled_model import Program, metric_variables
@@ -78,6 +79,7 @@ def build_state(program: Program) -> None:
         label = tf.nest.map_structure(zeros, program.batch_spec[1])
         with list_inputs.checked(network, program.batch_spec[0]):
             prediction = tf.nest.map_structure(zeros, program.prediction_spec)
+        _check_states(program)
         output_widths.check(program.prediction_spec, program.batch_spec[1], program.model, program.source)
         optimizers.build(network.optimizer, network.trainable_variables)
         with objective.named("loss"):
@@ -88,3 +90,16 @@ def build_state(program: Program) -> None:
     if program.distribution.coordinator is not None and program.distribution.strategy.num_replicas_in_sync > 1:
         variables.add_what_is_assigned(metric_variables(program))
         variables.aggregate_alike(optimizers.learning_rates(program.optimizer))
+
+
+def _check_states(program: Program) -> None:
+    """Raises ConfigError if several workers or replicas would share the states that a layer keeps."""
+    distribution = program.distribution
+    together = distribution.num_workers * distribution.strategy.num_replicas_in_sync
+    layer = program.network.layer_with_state if isinstance(program.network, AdaptedModel) else None
+    if layer is not None and together > 1:
+        message = (
+            f"{layer} keeps its state from batch to batch (stateful=True), but {together} workers or replicas would "
+            "mix the states of their batches; set cluster.num_workers=1 and one replica, or stateful=False"
+        )
+        raise ConfigError([Problem("model", message)])

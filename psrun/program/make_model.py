@@ -20,6 +20,7 @@ from psrun.layers.adapter import AdaptedModel
 from psrun.metrics.ranking import RankingMetric
 from psrun.models.model import ArgumentError, Model
 from psrun.program import keras3_models, objective
+from psrun.program.whole_variables import naming_cut_weights
 
 
 def make_model(run: RunConfig, source: DataSource) -> Model:
@@ -30,7 +31,7 @@ def make_model(run: RunConfig, source: DataSource) -> Model:
     """
     # A function without readable source may have such a parameter, too.
     call = functools.partial(targets.called, run.model, source=source, seed=run.seed, **run.model_keys.given)
-    with _naming_cut_weights(run), _naming_arguments():
+    with naming_cut_weights(run), _naming_arguments():
         returned = keras3_models.returned_model(functools.partial(targets.find, run.model), call, run.seed)
     model = Model(returned) if isinstance(returned, tf_keras.Model) else returned
     if not isinstance(model, Model):
@@ -69,31 +70,6 @@ def _key(argument: str) -> str:
     if argument.startswith("features."):
         return f"data.{argument}"
     return f"model.{argument}" if argument else "model"
-
-
-# Of what is raised where a layer needs a whole variable: half precision, functions that layers trace, and tf-idf.
-_OF_CUT_WEIGHTS = (
-    "ShardedVariable object",
-    "'ShardedVariable' object",
-    "referencing variables which have been deleted",
-)
-
-
-@contextlib.contextmanager
-def _naming_cut_weights(run: RunConfig) -> Iterator[None]:
-    """Adds the reason to the error of a layer that cannot use the shards of its weights."""
-    try:
-        yield
-    except ConfigError as error:
-        splits = run.cluster.has_parameter_servers and run.partitioner.splits
-        if not splits or not any(text in str(error.__cause__) for text in _OF_CUT_WEIGHTS):
-            raise
-        message = (
-            f"is {run.partitioner.kind}, which cuts weights that a layer needs whole, as LSTM and layers in half "
-            "precision of tf-keras do, and lookups with tf-idf of Keras 3; set partitioner=none, or use the layer of "
-            "the other Keras"
-        )
-        raise ConfigError([Problem("partitioner", message), *error.problems]) from error.__cause__
 
 
 # -- models with one unnamed input, on data with one feature

@@ -6,6 +6,8 @@ tables of a stack together.
 
 from __future__ import annotations
 
+import contextlib
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -14,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from psrun.cluster.placement import Placed, shard_rows
+from psrun.config.run_config import RunConfig
 from psrun.errors import ConfigError, Problem
 from psrun.layers.stack import TableOffsets, table_offsets
 from psrun.program.compiled_model import Program
@@ -21,10 +24,40 @@ from psrun.tf_internals.keras import layers_within
 from psrun.tf_internals.names import name_of, split_name
 from psrun.tf_internals.variables import shards_of, variables_of
 
+# Of what is raised where a layer needs a whole variable: half precision, functions that layers trace, tf-idf, and
+# branches that return the variable.
+_OF_CUT_WEIGHTS = (
+    "ShardedVariable object",
+    "'ShardedVariable' object",
+    "referencing variables which have been deleted",
+    "Argument `variables` should be a non-empty list of `variables.Variable`s",
+)
+_LAYER = re.compile(r"when calling layer ['\"]?([^'\"\s]+)")
 _SCALES = (1e-3, 1.0, 1e3)  # of the values to try: many constraints change only values beyond a bound
 _MAX_VALUES = 1_000_000  # of a variable to try
 
 Shapes = list[tuple[int, ...]]
+
+
+@contextlib.contextmanager
+def naming_cut_weights(run: RunConfig) -> Iterator[None]:
+    """Names the partitioner in the error of a layer that cannot use the shards of its weights."""
+    try:
+        yield
+    except Exception as error:  # of any kind: it is the layer's
+        cause = error.__cause__ if isinstance(error, ConfigError) else error
+        splits = run.cluster.has_parameter_servers and run.partitioner.splits
+        if not splits or not any(text in str(cause) for text in _OF_CUT_WEIGHTS):
+            raise
+        found = _LAYER.search(str(cause))
+        layer = f"the layer {found[1]}" if found else "a layer"
+        message = (
+            f"is {run.partitioner.kind}, which cuts weights that {layer} needs whole, as LSTM, SpectralNormalization "
+            "and layers in half precision of tf-keras do, and lookups with tf-idf of Keras 3; set partitioner=none, or "
+            "use the layer of the other Keras"
+        )
+        others = error.problems if isinstance(error, ConfigError) else ()
+        raise ConfigError([Problem("partitioner", message), *others]) from cause
 
 
 def check_separable(program: Program, placed: Iterable[Placed]) -> None:

@@ -205,6 +205,15 @@ def replace_train_function(network: tf_keras.Model, execution: Callable[[Any], A
     network.make_train_function = lambda force=False: execution
 
 
+def as_raised(error: Exception) -> Exception:
+    """An error that a model's `call` raises, marked so that tf-keras leaves it as it is.
+
+    It would raise another one, with the arguments of the call in its text (tf-keras 2.21).
+    """
+    error._keras_call_info_injected = True  # type: ignore[attr-defined]
+    return error
+
+
 def takes_unread_logs(callback: tf_keras.callbacks.Callback) -> bool:
     """Whether a callback can be given logs that are not read yet, as tf-keras itself asks.
 

@@ -13,6 +13,7 @@ from tensorflow.python.distribute.ps_values import AggregatingVariable, CachingV
 from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable, UninitializedVariable
 
 from psrun.tf_internals.replaced import replace, replaced
+from psrun.tf_internals.tracing import FuncGraph
 
 __all__ = [
     "CachingVariable",
@@ -21,6 +22,7 @@ __all__ = [
     "add_what_is_assigned",
     "aggregate_alike",
     "aggregating",
+    "assigned_by",
     "remote",
     "shards_of",
     "takes_scattered",
@@ -28,6 +30,8 @@ __all__ = [
     "wrapped",
     "wrapping",
 ]
+
+_ASSIGNMENTS = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 
 # UninitializedVariable: a variable of a shape and type that has no value yet. `tf.Variable` takes no shape without a
 # value (TensorFlow 2.21).
@@ -92,6 +96,29 @@ def aggregating(variables: Iterable[Any]) -> list[Any]:
     The type has no public name (TensorFlow 2.21).
     """
     return [shard for shard in shards_of(variables) if isinstance(shard, AggregatingVariable)]
+
+
+def assigned_by(operations: Iterable[tf.Operation], variables: Iterable[Any]) -> list[Any]:
+    """The variables, shards one by one, that operations of the graph that is being traced assign or add to.
+
+    Operations within functions that these operations call are not looked at. Without a graph, as with
+    `trainer.run_eagerly`, nothing is found.
+    """
+    written = [_outermost(each.inputs[0]) for each in operations if each.type in _ASSIGNMENTS]
+    handles = {id(handle) for handle in written}
+    return [shard for shard in shards_of(variables) if id(shard.handle) in handles]
+
+
+def _outermost(handle: Any) -> Any:
+    """The resource that a tensor of a traced function, or of a loop or branch of it, stands for (TensorFlow 2.21)."""
+    graph = getattr(handle, "graph", None)
+    while isinstance(graph, FuncGraph):
+        outer = [external for external, internal in graph.captures if internal is handle]
+        if not outer:
+            break
+        handle = outer[0]
+        graph = graph.outer_graph
+    return handle
 
 
 def takes_scattered(variable: Any) -> bool:

@@ -28,4 +28,6 @@ def make(
             program, closures, feed, profiler, meter, ends_epoch=run.ends_epoch, warn=run.warn, step=step
         )
     planned = run.left - run.scheduled
-    return AsynchronousSteps(program, closures, feed, profiler, meter, run.packed, planned=planned, step=step)
+    return AsynchronousSteps(
+        program, closures, feed, profiler, meter, run.packed, planned=planned, warn=run.warn, step=step
+    )

@@ -574,3 +574,33 @@ def test_autograph_converts_functions_of_users_and_none_of_psrun():
 def test_a_profile_is_that_of_the_public_api():
     assert profiler.profiler_v2.start is tf.profiler.experimental.start
     assert profiler.profiler_v2.stop is tf.profiler.experimental.stop
+
+
+def test_an_error_that_is_marked_leaves_a_call_as_it_was_raised():
+    class Refusing(tf_keras.layers.Layer):
+        def call(self, x):
+            raise keras.as_raised(ValueError("one sentence"))
+
+    with pytest.raises(ValueError, match=r"^one sentence$"):
+        Refusing()(tf.zeros([1]))
+
+
+def test_keras3_does_not_list_the_states_of_recurrent_layers_as_weights():
+    """Once it does, `psrun.keras3.model._states` would add them a second time: remove it."""
+    import keras as keras3
+
+    layer = keras3.layers.SimpleRNN(2, stateful=True)
+    layer(tf.zeros([3, 4, 5]))
+    assert [state.shape for state in layer.states] == [(3, 2)]
+    assert len(layer.weights) == 3
+
+
+def test_keras3_takes_the_gradient_at_the_value_that_a_layer_assigned():
+    """Not through the assignment: `psrun.keras3.assignments` does the same."""
+    import keras as keras3
+
+    weight = keras3.Variable(3.0)
+    with tf.GradientTape() as tape:
+        weight.assign(weight * weight)
+        loss = 2.0 * weight
+    assert (float(loss), float(tape.gradient(loss, weight.value))) == (18.0, 2.0)
