@@ -242,6 +242,7 @@ def _prepare(record: _Record, into: Path, arguments: Sequence[str]) -> tuple[lis
         into.mkdir(parents=True, exist_ok=True)
         if (record.path / provenance.MODULES).is_dir():
             shutil.copytree(record.path / provenance.MODULES, into / targets.RECORDED)
+        provenance.keep_tree(record.code, record.path, into)
         targets.search_modules(into)
         raw = _moved(record.raw, record, into)
         if arguments:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import platform
 import re
@@ -11,7 +13,7 @@ import sys
 import sysconfig
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,8 @@ from psrun.config import gpus
 CODE = "code"  # below the run folder
 MODULES = f"{CODE}/modules"
 DIFF = f"{CODE}/dirty.diff"
+_REPRODUCED = f"{CODE}/reproduced.json"  # in a reproduction: `code` of the run that it reproduces
+_NOT_COPIED = "not copied: "
 _GIT_WITHIN_S = 5.0
 _MOST_DIFF_BYTES = 2**20
 _MOST_MODULE_BYTES = 2**24  # of all modules
@@ -53,6 +57,38 @@ class WorkTree:
     dirty: bool | None = False
     diff: bytes = b""
     note: str = ""
+
+
+def keep_tree(code: Mapping[str, Any], source: Path, into: Path) -> None:
+    """Keeps the state of the repository of a run for its reproduction, which runs its code. Raises OSError.
+
+    Args:
+      code: as run.json in the folder `source` has it.
+      into: the folder of the reproduction.
+    """
+    notes = [note for note in str(code.get("note", "")).split("; ") if not note.startswith(_NOT_COPIED)]
+    kept = {name: code.get(name) for name in ("commit", "branch", "dirty")} | {"note": "; ".join(notes)}
+    (into / CODE).mkdir(exist_ok=True)
+    (into / _REPRODUCED).write_text(json.dumps(kept), encoding="utf-8")
+    if code.get("diff"):
+        shutil.copyfile(source / DIFF, into / DIFF)
+
+
+def kept_tree(folder: Path) -> WorkTree | None:
+    """The state that `keep_tree` kept in a run folder; None if the run is no reproduction."""
+    try:
+        kept = json.loads((folder / _REPRODUCED).read_text(encoding="utf-8"))
+    except OSError:
+        return None
+    diff = b""
+    with contextlib.suppress(FileNotFoundError):
+        diff = (folder / DIFF).read_bytes()
+    return WorkTree(**kept, diff=diff)
+
+
+def not_copied(names: Sequence[str]) -> str:
+    """The note about modules that could not be copied; empty without one."""
+    return f"{_NOT_COPIED}{', '.join(names)}" if names else ""
 
 
 def work_tree(folder: Path, *, within_s: float = _GIT_WITHIN_S, most_bytes: int = _MOST_DIFF_BYTES) -> WorkTree:

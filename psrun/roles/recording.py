@@ -38,7 +38,8 @@ class Recording:
         self._looking.start()
 
     def _look(self, within: Path) -> None:
-        self._tree = provenance.work_tree(within)
+        # A reproduction runs the code of another run, and not what is in the current folder.
+        self._tree = provenance.kept_tree(self._folder.path) or provenance.work_tree(within)
 
     def begin(self, data_files: Sequence[str]) -> None:
         """Records code and environment, once the user's modules are imported; begins to hash files.
@@ -100,8 +101,7 @@ class Recording:
             "diff": DIFF if (self._folder.path / DIFF).exists() else None,
             "modules": self._copies,
         }
-        missing = f"not copied: {', '.join(self._missing)}" if self._missing else ""
-        if note := "; ".join(filter(None, (tree.note, missing))):
+        if note := "; ".join(filter(None, (tree.note, provenance.not_copied(self._missing)))):
             facts["note"] = note
         if self._is_other:
             facts["resumed_with_other_code"] = True
