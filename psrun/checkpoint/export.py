@@ -123,9 +123,14 @@ def _without_padding(source: DataSource, features: dict[str, tf.Tensor]) -> dict
     for name, of in _lists(source).items():
         if name not in features:  # of items, where those of users are recommended to
             continue
-        most = source.features[of].max_values  # longer lists are truncated, as in training
-        lengths = tf.minimum(features[length_name(of)], most)
-        unpadded[name] = tf.RaggedTensor.from_tensor(features[name][:, :most], lengths=lengths)
+        feature = source.features[of]
+        assert feature.max_values is not None
+        whole = tf.RaggedTensor.from_tensor(features[name], lengths=features[length_name(of)])
+        # Longer lists are truncated, as in training.
+        if feature.keep == "last":
+            unpadded[name] = whole[:, -feature.max_values :]
+        else:
+            unpadded[name] = whole[:, : feature.max_values]
     return unpadded
 
 

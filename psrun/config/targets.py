@@ -27,7 +27,9 @@ from psrun.config import schema
 from psrun.errors import ConfigError, Problem, PsrunError
 
 # Parameters that psrun provides; the configuration does not set them.
-PROVIDED = frozenset({"self", "source", "seed", "tell", "recorded", "label_vocabulary", "predicting", "run_folder"})
+PROVIDED = frozenset(
+    {"self", "source", "seed", "tell", "recorded", "label_vocabulary", "predicting", "run_folder", "list_ends"}
+)
 
 _ANNOTATIONS = {"int": int, "float": float, "str": str, "bool": bool}
 
@@ -296,6 +298,50 @@ def checked_by(target: Target) -> str | None:
         if "checked_by" in names:
             return str(statement.value.value)
     return None
+
+
+def list_ends(target: Target) -> dict[str, Any]:
+    """The end, first or last, that a model function reads of each list feature whose longer lists are truncated.
+
+    The module of the function says it, as in `LIST_ENDS = {"history": "newest"}`: the argument that names the feature,
+    and the argument that is the end. It is read from the source: the data is loaded before the model is imported.
+    """
+    definition = _definition(target, [])
+    if not isinstance(definition, ast.FunctionDef):
+        return {}
+    options: dict[str, Any] = {}
+    for argument, default in _arguments(definition):
+        if isinstance(default, ast.Constant):
+            options[argument.arg] = default.value
+    options |= target.options
+    ends = {}
+    for list_argument, end_argument in _literal(target, "LIST_ENDS", {}).items():
+        if list_argument in options:
+            ends[options[list_argument]] = options.get(end_argument)
+    return ends
+
+
+def _literal(target: Target, name: str, default: Any) -> Any:
+    """The literal that the module of the target assigns to a name; `default` if it assigns none.
+
+    Raises:
+      ConfigError: it is no literal.
+    """
+    spec = _spec(target.name.rpartition(".")[0])
+    if spec is None or spec.origin is None:
+        return default
+    for statement in _parsed(Path(spec.origin)).body:
+        if not isinstance(statement, ast.Assign):
+            continue
+        names = [each.id for each in statement.targets if isinstance(each, ast.Name)]
+        if name not in names:
+            continue
+        try:
+            return ast.literal_eval(statement.value)
+        except ValueError as error:
+            message = f"{target.name}: {name} of its module must be a literal, which psrun reads without an import"
+            raise ConfigError([Problem(f"{target.key}._target_", message)]) from error
+    return default
 
 
 def names_in(module_name: str) -> frozenset[str]:

@@ -61,6 +61,7 @@ class ColumnSpec:
       vocabulary: for a label, the valid values, all strings or all integers; converted to class numbers.
       weight: whether it is a weight, which must be 0 or more.
       max_values: for lists, the length to which they are truncated; None: rows have `width` values.
+      keep: first or last: the values of longer lists that remain.
       separator: of the values of a list in a text; None: a text is one value.
       weights_of: for the weights of the values of a list, the name of that list.
     """
@@ -78,6 +79,7 @@ class ColumnSpec:
     vocabulary: tuple[str, ...] | tuple[int, ...] | None = None
     weight: bool = False
     max_values: int | None = None
+    keep: str = "first"
     separator: str | None = None
     weights_of: str | None = None
 
@@ -243,13 +245,11 @@ def _list(array: pa.Array, spec: ColumnSpec) -> _Converted:
     """Lists, truncated. A missing value and an empty text are empty lists, other values lists of one."""
     array = _lists(array, spec.separator)
     lengths = _lengths(array)
-    most = spec.max_values or 0
-    if (lengths > most).any():
-        array = pc.list_slice(array, 0, most)
-        if types.is_fixed_size_list(array.type):
-            array = array.cast(pa.list_(array.type.value_type))
-    kept = np.minimum(lengths, most)
-    converted = _scalars(plain(array.flatten()), replace(spec, max_values=None))
+    kept = np.minimum(lengths, spec.max_values or 0)
+    values = array.flatten()
+    if (kept < lengths).any():
+        values = values.take(pa.array(_places(lengths, kept, spec.keep)))
+    converted = _scalars(plain(values), replace(spec, max_values=None))
     row_of = np.repeat(np.arange(len(kept)), kept) if converted.wrong else kept
     wrong: dict[int, str] = {}
     for index, problem in converted.wrong.items():
@@ -257,6 +257,15 @@ def _list(array: pa.Array, spec: ColumnSpec) -> _Converted:
     offsets = np.concatenate([[0], np.cumsum(kept)]).astype(np.int32)
     lists = pa.ListArray.from_arrays(pa.array(offsets), converted.array)
     return _Converted(lists, wrong, np.zeros(len(kept), bool), lengths)
+
+
+def _places(lengths: np.ndarray, kept: np.ndarray, keep: str) -> np.ndarray:
+    """The places of the first or last `kept` values of each list among the values of all lists."""
+    begins = np.cumsum(lengths) - lengths
+    if keep == "last":
+        begins = begins + lengths - kept
+    number = np.arange(kept.sum()) - np.repeat(np.cumsum(kept) - kept, kept)
+    return np.repeat(begins, kept) + number
 
 
 def _lists(array: pa.Array, separator: str | None) -> pa.Array:

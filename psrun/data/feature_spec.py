@@ -11,10 +11,11 @@ from typing import Any
 
 from psrun.config import schema
 from psrun.data.columns import ColumnSpec, converted_value
-from psrun.data.lists import COMBINERS, length_name, weights_name
+from psrun.data.lists import COMBINERS, ENDS, length_name, weights_name
 from psrun.errors import ConfigError, DataError, Problem
 from psrun.files import write_atomic
 
+LIST_ENDS = "list_ends"  # the fact in run.json: the end that each list keeps
 LISTED = 256  # values of a vocabulary in run.json at most
 _FOLDER = "vocabularies"  # in the folder of a run
 _NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.-]*")  # valid names of layers in Keras and TensorFlow
@@ -37,7 +38,8 @@ class FeatureSpec:
         None: plain numbers.
       part: of a date or time, the number to take; None: the column has no dates.
       time_format: of dates as text, as strptime takes it; None: ISO 8601.
-      max_values: makes the feature a list; longer lists are truncated to their first values.
+      max_values: makes the feature a list; longer lists are truncated.
+      keep: first or last: the values of longer lists that remain; None: the end that the model reads, else the first.
       separator: of the values of a list in a text; None: | in text files, and none in others.
       weights: the column with the weights of the values of a list; None for none.
       combiner: how models pool the rows of the values of a list; None: they keep the sequence.
@@ -57,6 +59,7 @@ class FeatureSpec:
     part: str | None = schema.one_of("days", "month", "weekday", "hour", None, default=None)
     time_format: str | None = None
     max_values: int | None = dataclasses.field(default=None, metadata={"at_least": 1, "or_else": None})
+    keep: str | None = schema.one_of(*ENDS, None, default=None)
     separator: str | None = None
     weights: str | None = None
     combiner: str | None = schema.one_of(*COMBINERS, None, default="mean")
@@ -80,7 +83,9 @@ class FeatureSpec:
         )
         if self.max_values is None:
             return {name: column}
-        column = dataclasses.replace(column, max_values=self.max_values, separator=self.separator or separator)
+        column = dataclasses.replace(
+            column, max_values=self.max_values, keep=self.keep or ENDS[0], separator=self.separator or separator
+        )
         if self.weights is None:
             return {name: column}
         weights = dataclasses.replace(
@@ -160,7 +165,7 @@ def _wrong_number(feature: FeatureSpec) -> Iterable[tuple[str, str]]:
 
 def _wrong_list(feature: FeatureSpec) -> Iterable[tuple[str, str]]:
     if feature.max_values is None:
-        for option in ("separator", "weights", "combiner"):
+        for option in ("keep", "separator", "weights", "combiner"):
             if getattr(feature, option) != FeatureSpec.__dataclass_fields__[option].default:
                 yield option, "requires max_values, which makes the feature a list; add it, or remove this option"
         return
@@ -236,6 +241,34 @@ def recorded(facts: Mapping[str, Any], columns: Iterable[str], folder: Path | No
     types = dict(each.split(" ") for each in facts.get("features_taken", "").split(", ") if each)
     by_name = {re.sub(r"[^A-Za-z0-9_.-]", "_", column).lstrip("_-"): column for column in columns}
     return {name: FeatureSpec(dtype=dtype, column=by_name.get(name, name)) for name, dtype in types.items()}
+
+
+def with_ends(
+    features: Mapping[str, FeatureSpec], read: Mapping[str, str], facts: Mapping[str, Any]
+) -> dict[str, FeatureSpec]:
+    """The features, in which each list says the end that it keeps.
+
+    A list that says none has the end that the run recorded; in a new run the end that the model reads, or the first. In
+    a run of before the key, which kept the first values whatever the model read, it still says none.
+
+    Args:
+      read: the ends that the model reads, by feature.
+      facts: that the run recorded; empty for a new run.
+    """
+    if facts and LIST_ENDS not in facts:
+        return dict(features)
+    known = facts.get(LIST_ENDS, read)
+    ended = {}
+    for name, feature in features.items():
+        ended[name] = feature
+        if feature.max_values is not None and feature.keep is None:
+            ended[name] = dataclasses.replace(feature, keep=known.get(name, ENDS[0]))
+    return ended
+
+
+def ends_of(features: Mapping[str, FeatureSpec]) -> dict[str, str]:
+    """The end that each list keeps, for run.json."""
+    return {name: feature.keep for name, feature in features.items() if feature.keep is not None}
 
 
 def _with_vocabulary(feature: FeatureSpec, folder: Path | None) -> FeatureSpec:

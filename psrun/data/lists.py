@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+ENDS = ("first", "last")  # of a list, which may be kept where it is too long
 COMBINERS = ("sum", "mean", "sqrtn", "max")  # of the rows of the values of a list
 
 

@@ -40,7 +40,8 @@ def load_source(
     vocabulary = run.data.label_vocabulary
     options = {} if vocabulary is None else {"label_vocabulary": vocabulary}  # a source may have its own default
     predicting = run.mode == "predict"
-    provided = {"tell": tell, "recorded": recorded, "run_folder": folder, "predicting": predicting, **options}
+    provided: dict[str, Any] = {"list_ends": targets.list_ends(run.model)}
+    provided |= {"tell": tell, "recorded": recorded, "run_folder": folder, "predicting": predicting, **options}
     source: DataSource = targets.called(run.data.target, seed=run.seed, **provided)
     if lacks := [member for member in MEMBERS if not hasattr(source, member)]:
         message = f"{run.data.target.name} returned {type(source).__name__}, which has no {', no '.join(lacks)}"

@@ -37,6 +37,7 @@ class Feature:
       mean, deviation: of floats (or of their logarithms, if models use them) over the training examples; models
         standardize with them.
       max_values: of lists, the largest number of values of an example; None for other features.
+      keep: first or last: which values of longer lists remain in batches and in exports; None: unknown, as the first.
       combiner: how models pool the rows of the values of a list: sum, mean, sqrtn or max; None: they keep the sequence.
       weights: of a list, the name of another list feature, of float32 and the same lengths: the weights of the values.
       table: the name of the embedding table, which several features may share; None: a separate table.
@@ -53,6 +54,7 @@ class Feature:
     mean: float = 0.0
     deviation: float = 1.0
     max_values: int | None = None
+    keep: str | None = None
     combiner: str | None = "mean"
     weights: str | None = None
     table: str | None = None

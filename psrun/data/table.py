@@ -27,6 +27,7 @@ from psrun.data import (
     text,
 )
 from psrun.data.feature_spec import FeatureSpec
+from psrun.data.lists import ENDS
 from psrun.data.preparation import PreparedSet
 from psrun.data.rows import Layout, Rows
 from psrun.data.source import Batches, ByNumber, Convert, Feature, Task, as_read
@@ -109,6 +110,7 @@ class Table(ByNumber):
         max_bad_rows: int = 0,
         cache: str | None = None,
         recorded: Mapping[str, Any] | None = None,
+        list_ends: Mapping[str, str] | None = None,
         run_folder: Path | None = None,
         predicting: bool = False,
         tell: Callable[[str], None] = lambda text: None,
@@ -150,6 +152,7 @@ class Table(ByNumber):
             specs = feature_spec.recorded(recorded, known or (), run_folder)
         if not specs:
             specs, self.guessed = guess.features(num_buckets)
+        specs = feature_spec.with_ends(specs, list_ends or {}, recorded)
         reader = TableReader(header.columns_of(specs, layout), layout, train[0], known, rows=guess.rows)
         _raise(*header.column_problems(reader.specs, names, weight, known, layout, train[0]))
         reader = reader.with_targets(targets, weight)
@@ -168,7 +171,7 @@ class Table(ByNumber):
                 f"psrun data inspect {shlex.quote(path)} --label {shlex.quote(names[0])} --write conf/data/NAME.yaml"
             )
             self.notes = (f"to edit the features: {advice}",)
-        self._take_examples(prepared, evaluated)
+        self._take_examples(prepared, evaluated, specs)
         self._take_targets(targets, weight, is_recorded=task is None)
         self._take_split(prepared, split_spec, recorded, predicting=predicting)
         if features is None:
@@ -177,15 +180,22 @@ class Table(ByNumber):
         self._take_scales(prepared, recorded.get("scales", None if recorded else {}))
         self._check_weights(prepared, evaluated)
         self.warnings += (*guess.warnings, *table_features.unused(self.features))
-        num_named = sum(target.num_missing for target in targets.values())
-        if not predicting and not num_named and (num_missing := self.facts.get("num_unlabeled_rows")):
-            self.warnings += (f"{num_missing:,} rows without a label are left out",)
+        if not predicting:
+            self._warn_of_unlabeled(targets)
         self._check_classes(prepared, evaluated)
 
     def _add_facts(self, **facts: Any) -> None:
         self.facts = {**self.facts, **facts}
 
-    def _take_examples(self, prepared: PreparedSet, evaluated: PreparedSet | None) -> None:
+    def _warn_of_unlabeled(self, targets: Mapping[str, label_guess.Label]) -> None:
+        num_missing = self.facts.get("num_unlabeled_rows")
+        is_named = any(target.num_missing for target in targets.values())
+        if num_missing and not is_named:
+            self.warnings += (f"{num_missing:,} rows without a label are left out",)
+
+    def _take_examples(
+        self, prepared: PreparedSet, evaluated: PreparedSet | None, specs: Mapping[str, FeatureSpec]
+    ) -> None:
         """Takes the rows, and reports those that are malformed, have no label or have truncated lists."""
         self._train = prepared.parts["train"]
         self._evaluation = prepared.parts.get("eval") if evaluated is None else evaluated.rows
@@ -201,10 +211,13 @@ class Table(ByNumber):
         truncated = {name: sum(each.num_truncated.get(name, 0) for each in sets) for name in sets[0].num_truncated}
         if truncated:  # of the features that are lists
             self._add_facts(num_truncated_rows=truncated)
+        if ends := feature_spec.ends_of(specs):
+            self._add_facts(**{feature_spec.LIST_ENDS: ends})
         for name, count in truncated.items():
             if count:
                 most = self._train.columns[name].max_values
-                text = f"{name}: {count:,} rows have more than max_values={most} values; the first values are kept"
+                kept = specs[name].keep or ENDS[0]
+                text = f"{name}: {count:,} rows have more than max_values={most} values; the {kept} values are kept"
                 self.warnings += (text,)
 
     def _take_targets(self, targets: Mapping[str, label_guess.Label], weight: str | None, *, is_recorded: bool) -> None:

@@ -47,12 +47,13 @@ def make(
                 feature,
                 shape=(None,),
                 max_values=spec.max_values,
+                keep=spec.keep,
                 combiner=spec.combiner,
                 weights=None if spec.weights is None else weights_name(name),
             )
         features[name] = feature
         if feature.weights is not None:
-            features[feature.weights] = Feature((None,), tf.float32, max_values=spec.max_values)
+            features[feature.weights] = Feature((None,), tf.float32, max_values=spec.max_values, keep=spec.keep)
     return features
 
 

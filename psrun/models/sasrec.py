@@ -8,11 +8,12 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
+from psrun.data.lists import ENDS
 from psrun.data.source import DataSource
 from psrun.models import in_batch, tables
 from psrun.models.model import ArgumentError, Model, network_inputs, prepared
 
-NEWEST = ("first", "last")
+LIST_ENDS = {"history": "newest"}  # psrun reads it: the end that truncated histories keep
 
 
 def sasrec(
@@ -37,19 +38,20 @@ def sasrec(
       history: a list feature.
       item: the feature with the item that followed.
       blocks: of attention and two dense layers, each with one head.
-      newest: whether the newest item of a history is its first or its last value.
+      newest: whether the newest item of a history is its first or its last value; tables keep this end of longer lists.
       temperature, correct_popularity: of the softmax.
 
     Raises:
       ArgumentError: `history` is no list of ids, or `item` no single id; they cannot share a table; or an option is out
-        of range.
+        of range; or longer histories lose their newest values.
     """
-    if newest not in NEWEST:
-        raise ArgumentError(("newest", f"is {newest!r}, must be one of {', '.join(NEWEST)}"))
+    if newest not in ENDS:
+        raise ArgumentError(("newest", f"is {newest!r}, must be one of {', '.join(ENDS)}"))
     if blocks < 1:
         raise ArgumentError(("blocks", f"is {blocks}, must be 1 or more"))
     preprocessing, num_ids = prepared(source)
     tables.check_sequence(source, num_ids, history=history, item=item)
+    _check_end(source, history, newest)
     in_batch.check_objective("softmax", source, item, num_ids, temperature)
     tensors = network_inputs(source, num_ids)
     ids = {name: num_ids[name] for name in num_ids if name in (history, item)}
@@ -70,6 +72,14 @@ def sasrec(
         correct_popularity=correct_popularity,
     )
     return replace(model, unused=[name for name in source.features if name not in (history, item)])
+
+
+def _check_end(source: DataSource, history: str, newest: str) -> None:
+    """Raises ArgumentError if longer histories lose their newest values."""
+    keep = source.features[history].keep
+    if keep is not None and keep != newest:
+        found = f"is {newest}, but longer lists of {history} keep their {keep} values"
+        raise ArgumentError(("newest", f"{found}; set data.features.{history}.keep={newest}, or model.newest={keep}"))
 
 
 @tf_keras.utils.register_keras_serializable(package="psrun")

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
+import pyarrow as pa
 import pytest
 import table_files
 import tensorflow as tf
+from support import run_config
 from table_files import evaluated, read, write
 
-from psrun.data import columns, records
-from psrun.errors import DataError
+from psrun.checkpoint import export
+from psrun.data import columns, load, records
+from psrun.data.source import Feature
+from psrun.errors import ConfigError, DataError
+from psrun.program.make_model import make_model
 
 pytestmark = pytest.mark.tensorflow
 
@@ -43,6 +50,111 @@ def test_models_see_the_lists_in_the_features_and_long_ones_are_reported(tmp_pat
     assert (tags.combiner, tags.num_buckets) == (None, 100_000)
     assert not source.features["age"].is_list
     assert source.warnings == ("history: 1 rows have more than max_values=4 values; the first values are kept",)
+
+
+LONG = {
+    "history": [[1, 2, 3, 4, 5, 6], [7], [], [8, 9, 10, 11], [12, 13, 14, 15, 16]],
+    "seconds": [[0.5, 1.5, 2.5, 3.5, 4.5, 5.5], [6.5], [], [0.5, 1.5, 2.5, 3.5], [0.5, 1.5, 2.5, 3.5, 4.5]],
+    "label": [1, 0, 1, 0, 1],
+}
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "rows.parquet", "rows.arrow", "rows.tfrecord"])
+@pytest.mark.parametrize("keep", [None, "first", "last"])
+def test_longer_lists_keep_the_end_that_their_key_says(tmp_path, name, keep):
+    path = write(tmp_path / name, LONG)
+    features = {"history": {**HISTORY, "keep": keep}}
+    found = read(path, features=features, task="binary")
+    chosen = slice(-4, None) if keep == "last" else slice(4)
+    assert [row["history"] for row in found] == [each[chosen] for each in LONG["history"]]
+    assert [row["history_weights"] for row in found] == [each[chosen] for each in LONG["seconds"]]
+
+
+def test_lists_of_one_length_keep_their_last_values(tmp_path):
+    equal = pa.array([[1, 2, 3], None, [4, 5, 6]], pa.list_(pa.int64(), 3))
+    path = write(tmp_path / "rows.parquet", {"history": equal, "label": [1, 0, 1]})
+    spec = {"dtype": "int64", "num_buckets": 9, "max_values": 2, "keep": "last"}
+    found = read(path, features={"history": spec}, task="binary")
+    assert [row["history"] for row in found] == [[2, 3], [], [5, 6]]
+
+
+@pytest.mark.parametrize(
+    ("keep", "reads", "recorded", "expected"),
+    [
+        (None, {}, None, "first"),
+        (None, {"history": "last"}, None, "last"),
+        ("first", {"history": "last"}, None, "first"),
+        ("last", {}, None, "last"),
+        (None, {"history": "first"}, {"list_ends": {"history": "last"}}, "last"),
+        (None, {"history": "last"}, {"num_train_files": 1}, None),  # a run of before the key
+    ],
+)
+def test_a_list_keeps_the_end_of_its_key_or_of_the_run_or_that_the_model_reads(
+    tmp_path, keep, reads, recorded, expected
+):
+    path = write(tmp_path / "rows.parquet", LONG)
+    source = table(path, features={"history": {**HISTORY, "keep": keep}}, list_ends=reads, recorded=recorded)
+    assert source.features["history"].keep == expected
+    assert source.features["history_weights"].keep == expected
+    assert source.facts.get("list_ends") == (None if expected is None else {"history": expected})
+    assert source.warnings[0].endswith(f"the {expected or 'first'} values are kept")
+
+
+def test_a_guessed_list_keeps_the_end_that_the_model_reads(tmp_path):
+    history = [list(range(n % 7, 105 + n % 3)) for n in range(100)]
+    both = {"history": history, "label": [n % 2 for n in range(100)]}
+    path = write(tmp_path / "rows.parquet", both)
+    guessed = {"features": None, "eval_path": str(write(tmp_path / "eval.parquet", both))}
+    last = table(path, **guessed, list_ends={"history": "last"})
+    assert {tuple(row["history"]) for row in evaluated(last)} <= {tuple(each[-100:]) for each in history}
+    assert table(path, **guessed, recorded=last.facts).features["history"].keep == "last"
+    first = table(path, **guessed)
+    assert {tuple(row["history"]) for row in evaluated(first)} <= {tuple(each[:100]) for each in history}
+    facts = dict(first.facts)
+    del facts["list_ends"]
+    del facts["features"]["history"]["keep"]
+    before = table(path, **guessed, list_ends={"history": "last"}, recorded=facts)
+    assert {tuple(row["history"]) for row in evaluated(before)} <= {tuple(each[:100]) for each in history}
+
+
+def test_the_history_of_sasrec_keeps_its_newest_values(tmp_path):
+    path = write(tmp_path / "rows.parquet", {**LONG, "label": [1, 2, 3, 4, 5], "item": [1, 2, 3, 4, 5]})
+    ids = "dtype: int64, num_buckets: 20"
+    arguments = (
+        "model=sasrec", "model.history=history", "model.item=item", f"data.path={path}", "data.label=label",
+        f"data.features={{history: {{{ids}, max_values: 4, KEEP}}, item: {{{ids}}}}}", "data.split=0.4",
+        "data.task=regression", "data.global_batch_size=2",
+    )  # fmt: skip
+
+    def built(keep: str, *more: str) -> str | None:
+        given = [each.replace("KEEP", keep).replace(", }", "}") for each in arguments]
+        run = run_config(*given, *more, "cluster=none")
+        source = load.load_source(run)
+        make_model(run, source)
+        return source.features["history"].keep
+
+    assert built("") == "last"
+    assert built("", "model.newest=first") == "first"
+    assert built("keep: first", "model.newest=first") == "first"
+    with pytest.raises(ConfigError, match="longer lists of history keep their first values; set data"):
+        built("keep: first")
+    with pytest.raises(ConfigError, match=r"or model\.newest=last"):
+        built("keep: last", "model.newest=first")
+
+
+@pytest.mark.parametrize("keep", ["first", "last"])
+def test_exported_models_keep_the_same_end(keep):
+    spec = Feature((None,), tf.int64, num_buckets=20, max_values=4, keep=keep, weights="seconds")
+    source = SimpleNamespace(
+        features={"history": spec, "seconds": Feature((None,), tf.float32, max_values=4, keep=keep)}
+    )
+    ragged = {name: tf.ragged.constant(LONG[name], dtype=source.features[name].dtype) for name in source.features}
+    padded = {name: each.to_tensor() for name, each in ragged.items()}
+    padded["history_length"] = tf.constant([len(each) for each in LONG["history"]], tf.int64)
+    found = export._without_padding(source, padded)
+    chosen = slice(-4, None) if keep == "last" else slice(4)
+    for name, each in found.items():
+        assert each.to_list() == [values[chosen] for values in LONG[name]]
 
 
 def test_prepared_lists_are_reused_and_truncated_anew(tmp_path):

@@ -147,3 +147,25 @@ def test_a_name_that_cannot_be_called_is_refused(module):
     for use in (targets.call, lambda each: targets.bound(each, ("shape", "dtype"))):
         with pytest.raises(ConfigError, match=r"partitioner\._target_: cannot call 'mine\.raise_on_import'"):
             use(target)
+
+
+@pytest.mark.parametrize(
+    ("options", "ends"),
+    [
+        ({"history": "films"}, {"films": "last"}),
+        ({"history": "films", "newest": "first"}, {"films": "first"}),
+        ({}, {}),
+    ],
+)
+def test_the_end_of_a_list_that_a_model_reads_is_known_without_an_import(tmp_path, monkeypatch, options, ends):
+    source = 'LIST_ENDS = {"history": "newest"}\ndef model(source, *, history, newest="last"): pass\nraise OSError\n'
+    (tmp_path / "reads_ends.py").write_text(source)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert targets.list_ends(targets.Target("reads_ends.model", options, "model")) == ends
+
+
+def test_an_end_of_a_list_that_is_no_literal_is_an_error(tmp_path, monkeypatch):
+    (tmp_path / "computes_ends.py").write_text("LIST_ENDS = dict(history='newest')\ndef model(source): pass\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigError, match="must be a literal"):
+        targets.list_ends(targets.Target("computes_ends.model", {}, "model"))
