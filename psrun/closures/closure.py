@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from psrun.closures.input_streams import Stream
-from psrun.closures.replicas import Replicas
+from psrun.closures.replicas import Replicas, naming_assignments
 from psrun.closures.stage import Inputs, Stage, Step
 from psrun.closures.stages import Stages
 from psrun.closures.worker_local_variables import CannotBeKept
@@ -72,7 +72,8 @@ class Closure:
         names = self._names(num_steps)
 
         def steps(*values: Any) -> Any:
-            return self._steps(dict(zip(names, values)), unrolled, num_steps)
+            with naming_assignments():
+                return self._steps(dict(zip(names, values)), unrolled, num_steps)
 
         return steps if self._program.config.trainer.run_eagerly else unconverted(steps)
 

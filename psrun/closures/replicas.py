@@ -7,8 +7,9 @@ that the sum over replicas is the result of one device for the whole batch.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -17,9 +18,25 @@ import tf_keras
 from psrun.closures.stage import Apply, Stage, Step
 from psrun.errors import ConfigError, Problem
 from psrun.program.compiled_model import Program
+from psrun.tf_internals import messages
 
 _CPU = "/device:CPU:0"  # the device of a worker's input pipeline
 _Reduction = tf_keras.losses.Reduction
+
+
+@contextlib.contextmanager
+def naming_assignments() -> Iterator[None]:
+    """Names the reason where layers assign to a weight on several replicas; TensorFlow's text is about its own API."""
+    try:
+        yield
+    except ValueError as error:
+        if not messages.assigns_on_replicas(error):
+            raise
+        message = (
+            "a layer assigns to a weight when it is called, which several replicas cannot do on one variable; use one "
+            "replica (cluster.replicas_per_worker=1, or cluster=none), or cluster=mirrored"
+        )
+        raise ConfigError([Problem("model", message)]) from error
 
 
 class Replicas(Stage):

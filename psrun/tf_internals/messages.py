@@ -42,6 +42,11 @@ def gave_up_for(message: str) -> str | None:
     return _GAVE_UP.sub("", message) if _GAVE_UP.search(message) else None
 
 
+def assigns_on_replicas(error: ValueError) -> bool:
+    """Whether a replica assigned a variable that says nothing about what several replicas assign."""
+    return "You must specify an aggregation method" in str(error)
+
+
 def cancelled(text: str) -> bool:
     """Whether an operation was cancelled, which another error is the cause of."""
     return bool(_CANCELLED.search(text))
