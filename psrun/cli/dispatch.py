@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import importlib
+import shlex
 import sys
+from collections.abc import Sequence
 
 from rich.console import Console
 
 import psrun
 from psrun.cli import completion, hydra_app
 from psrun.cli.main import COMMANDS
+from psrun.config import groups
+from psrun.config.run_config import MODES, OF_A_RUN
 from psrun.config.schema import did_you_mean
 from psrun.errors import ConfigError, ExitCode
 from psrun.roles import run_process
+
+_TRAINING = ("fit", "run", "train")  # words for what psrun does without a command
 
 
 def run() -> None:
@@ -25,11 +31,38 @@ def _dispatch(started_s: float) -> ExitCode:
     if arguments == ["--version"]:
         Console().print(f"psrun {psrun.__version__}", highlight=False)
         return ExitCode.DONE
+    if arguments and arguments[0] == "help":
+        sys.argv[1:] = [*arguments[1:], "--help"]
+        return _dispatch(started_s)
     if arguments and arguments[0] in completion.OPTIONS:
         return completion.main(COMMANDS, arguments[1:], started_s)
     if arguments and arguments[0] in COMMANDS:
         return importlib.import_module(COMMANDS[arguments[0]]).main(arguments[1:])
-    if arguments and arguments[0].isidentifier():
-        guess = did_you_mean(arguments[0], COMMANDS)
-        raise ConfigError(f"unknown command '{arguments[0]}'.{guess} A run takes GROUP=NAME and KEY=VALUE: see --help")
+    is_torn = len(arguments) > 1 and arguments[1].startswith("=")  # NAME = VALUE
+    if arguments and arguments[0].isidentifier() and not is_torn:
+        raise ConfigError(_no_command(arguments[0], arguments[1:]))
     return hydra_app.run(started_s)
+
+
+def _no_command(word: str, others: Sequence[str]) -> str:
+    """The message for a first argument that is no command."""
+    keys = [each for each in others if "=" in each or each.startswith("-")]
+    names = [each for each in others if each not in keys]
+    run = shlex.quote(names[0]) if names else "RUN"
+    if word in _TRAINING:
+        return f"{word} is no command: psrun trains without one; write {_command(keys or ['model=NAME'])}"
+    if word == "resume":
+        return f"resume is a key; write {_command([f'resume={run}', *keys])}"
+    if word in OF_A_RUN:
+        return f"{word} is a mode; write {_command([f'mode={word}', f'resume={run}', *keys])}"
+    if word in MODES:
+        return f"{word} is a mode; write {_command([f'mode={word}', *keys])}"
+    if word in groups.ONE_CHOICE:
+        choice = names[0] if names else "NAME"
+        return f"{word} is a group; write {_command([f'{word}={choice}', *keys])}. psrun {word}=? lists its choices"
+    guess = did_you_mean(word, COMMANDS)
+    return f"unknown command '{word}'.{guess} A run takes GROUP=NAME and KEY=VALUE: see --help"
+
+
+def _command(arguments: Sequence[str]) -> str:
+    return " ".join(["psrun", *arguments])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import secrets
@@ -22,7 +23,7 @@ from psrun import files
 from psrun.cli import resume
 from psrun.cli.hydra_context import hydra_context
 from psrun.config import arguments as arguments_of_a_run
-from psrun.config import compose, groups, overrides, parse, resolvers, targets
+from psrun.config import advice, compose, groups, overrides, parse, resolvers, targets
 from psrun.config.arguments import folder_of, key_of, unquoted
 from psrun.config.schema import did_you_mean
 from psrun.errors import ConfigError, ExitCode, Problem, PsrunError
@@ -52,7 +53,7 @@ def run(started_s: float) -> ExitCode:
     note_replaced(arguments)
     if arguments_of_a_run.print_something(arguments):
         return _print(arguments)
-    arguments_of_a_run.require_options_of_a_run(arguments)
+    arguments_of_a_run.require_options_of_a_run(arguments, functools.partial(_key_instead, arguments))
     if arguments_of_a_run.are_of_a_sweep(arguments):
         # Imported here, as no other command needs the modules of sweeps: a sixth of its imports.
         return importlib.import_module("psrun.cli.hydra_sweeps").run(arguments)
@@ -74,6 +75,22 @@ def run(started_s: float) -> ExitCode:
         if undo is not None and code == ExitCode.USAGE:
             undo()
     return code
+
+
+def _key_instead(arguments: Sequence[str], option: str, value: str) -> str:
+    """What to write instead of an option that has the name of a key or a group; empty for other names."""
+    name = option.lstrip("-").replace("-", "_")
+    if instead := advice.of_the_environment(name):
+        return instead
+    if name in groups.ONE_CHOICE:
+        return f"write {name}={value}"
+    others = [each for each in arguments_of_a_run.split(arguments)[1] if "=" in each]
+    try:
+        config = compose.compose(others)
+    except ConfigError:
+        config = compose.compose([])
+    keys = advice.places_of(name, compose.values(config))
+    return f"write {' or '.join(f'{key}={value}' for key in keys)}" if keys else ""
 
 
 def composed(arguments: Sequence[str]) -> DictConfig:

@@ -19,11 +19,22 @@ _OF_COMPILE = {
     "sample_weight": "name the column of the weights: data.weight, with data=table",
 }
 
+_OF_GPUS = ("cuda", "cuda_visible_devices", "device", "devices", "gpu", "gpus")
+
 
 def of_compile(name: str) -> str | None:
     """The message for an argument of Keras' `compile` or `fit` that is no key of the model; None for other names."""
     instead = _OF_COMPILE.get(name)
     return None if instead is None else f"is an argument of Keras that is no key of psrun's models: {instead}"
+
+
+def of_the_environment(name: str) -> str:
+    """The suggestion for a key that is set by a variable of the environment, without a blank; empty for other names."""
+    if name.lower() in _OF_GPUS:
+        return "GPUs are used where there are some; to choose, begin the command with CUDA_VISIBLE_DEVICES=0"
+    if name.isupper():
+        return f"A variable of the environment stands before the command: {name}=... psrun"
+    return ""
 
 
 def no_such_feature(name: str, features: Iterable[str]) -> str:
@@ -41,6 +52,8 @@ def for_key(key: str, keys: Collection[str], composed: Mapping[str, Any], argume
       arguments: with the --config-dir folders.
     """
     parent, _, name = key.rpartition(".")
+    if not parent and (instead := of_the_environment(name)):
+        return f" {instead}"
     if schema.is_near(name, keys):
         return schema.did_you_mean(name, keys)
     if parent in groups.SEVERAL_CHOICES:
@@ -67,8 +80,13 @@ def _choices_with(group: str, key: str, arguments: Sequence[str]) -> list[str]:
 
 def place_of(name: str, composed: Mapping[str, Any]) -> str:
     """The suggestion for a key without a group that belongs to one, beginning with a blank; empty without one."""
-    places = [*_places(name, composed)]
+    places = places_of(name, composed)
     return f" Did you mean {' or '.join(places)}?" if places else ""
+
+
+def places_of(name: str, composed: Mapping[str, Any]) -> list[str]:
+    """The keys that end with `name`, or with the name that psrun has for it."""
+    return list(_places(name, composed))
 
 
 def _places(name: str, node: Mapping[str, Any], path: str = "") -> Iterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from psrun.config import groups
@@ -37,8 +37,15 @@ def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     return options, others
 
 
-def require_options_of_a_run(arguments: Sequence[str]) -> None:
-    """Raises ConfigError for an option that a run or a sweep does not have, and for one without its value."""
+def require_options_of_a_run(arguments: Sequence[str], advise: Callable[[str, str], str]) -> None:
+    """Checks the options of a run or a sweep.
+
+    Args:
+      advise: gives what to write instead of an unknown option and its value; empty without advice.
+
+    Raises:
+      ConfigError: there is no such option, or one has no value.
+    """
     options, _ = split(arguments)
     lacking = ""  # the option whose value comes next
     for each in [*options, "-"]:
@@ -47,9 +54,21 @@ def require_options_of_a_run(arguments: Sequence[str]) -> None:
         name, equals, _ = each.partition("=")
         if not lacking and each not in (*_FLAGS, "-") and name not in (*_OF_FILES, *_OF_CFG):
             known = (*_FLAGS, *_OF_FILES, *(option for option in _PRINT if option.startswith("--")))
+            if instead := advise(name, _value_of(each, arguments)):
+                raise ConfigError(f"{name} is no option of psrun; {instead}")
             advice = _INSTEAD.get(name) or f"is no option of psrun.{did_you_mean(name, known)} See psrun --help"
             raise ConfigError(f"{name} {advice}")
         lacking = "" if lacking or equals or each not in _WITH_VALUE else each
+
+
+def _value_of(option: str, arguments: Sequence[str]) -> str:
+    """The value of an option that psrun does not have: after =, or the next argument."""
+    _, equals, value = option.partition("=")
+    if equals:
+        return value
+    following = arguments[arguments.index(option) + 1 :][:1]
+    is_value = bool(following) and "=" not in following[0] and not following[0].startswith("-")
+    return following[0] if is_value else "VALUE"
 
 
 def options_first(arguments: Sequence[str]) -> list[str]:

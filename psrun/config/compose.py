@@ -97,7 +97,7 @@ class Composer:
         refused = overrides.problems(arguments, sweeps=mode == RunMode.MULTIRUN)
         valid = overrides.without_mistakes(arguments, refused) if refused else arguments
         config, problems = self._composed(overrides.parsed(valid), overrides.parsed(implied), mode, prepare)
-        problems = [*refused.values(), *problems]
+        problems = [*dict.fromkeys(refused.values()), *problems]
         if problems:
             raw = values(config)
             problems = [_with_guess(problem, raw, arguments) for problem in problems]
@@ -340,6 +340,8 @@ def _with_guess(problem: Problem, composed: dict[str, Any], arguments: Sequence[
     instead = advice.of_compile(name) if parent == "model" else None
     if instead is not None:
         return Problem(problem.key, instead)
+    if parent == "data" and name in parse.OF_DATA:  # which the file of a data choice of one's own may leave out
+        return Problem(problem.key, f"{problem.message} The file of the data does not set it; write +{problem.key}=...")
     node: Any = composed
     for part in filter(None, parent.split(".")):
         node = node.get(part, {}) if isinstance(node, dict) else {}

@@ -116,6 +116,14 @@ def no_such_choice(
     return Problem(group, message)
 
 
+def problem_of_word(group: str, word: str) -> Problem:
+    """The problem of a group that a file sets to a word, as if that chose."""
+    instead = (
+        f"write '- override /{group}: {word}' in the defaults list of the file, or {group}={word} on the command line"
+    )
+    return Problem(group, f"is the word {word!r}, not the keys of a choice; to choose {word}, {instead}")
+
+
 def problem_of_file(group: str, path: Path, arguments: Sequence[str]) -> Problem | None:
     """The problem of a configuration file of the user's that is chosen, or of another one that it selects.
 

@@ -18,7 +18,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from psrun import files
 from psrun.config import groups, schema
 from psrun.config.arguments import key_of, split
-from psrun.config.parse import GROUPS
+from psrun.config.parse import GROUPS, TOP
 from psrun.errors import Problem
 
 _NESTED = ("[", "{", "'", '"', "$")  # values with their own grammar, which quoting would turn into plain text
@@ -31,6 +31,10 @@ _INSTEAD = {
         for name in ("arrow", "csv", "feather", "file", "files", "json", "jsonl", "npz", "parquet", "tfrecord", "tsv")
     },
 }
+_TYPOGRAPHIC = "“”„«»‘’‚"
+_OF_QUOTES = "has the typographic quote {}; write a plain one, ' or \""
+# The blank before a further argument in a value.
+_FURTHER = re.compile(rf"\s+(?=(?:{'|'.join((*GROUPS, *TOP, 'experiment', 'hydra'))})(?:\.[\w.]+)?=)")
 _FOLDERS = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir")
 _SET_HERE = (OverrideType.CHANGE, OverrideType.ADD, OverrideType.FORCE_ADD, OverrideType.DEL)
 
@@ -58,9 +62,12 @@ def problems(arguments: Sequence[str], *, sweeps: bool) -> dict[str, Problem]:
       sweeps: whether the arguments may have several values, as with -m.
     """
     choices = groups.choices(arguments)
-    found: dict[str, Problem] = {}
+    others = split(arguments)[1]
+    found = _torn(others)
     chosen: dict[str, str] = {}
-    for argument in split(arguments)[1]:
+    for argument in others:
+        if argument in found:
+            continue
         override = _parsed(argument)
         if isinstance(override, Problem):
             found[argument] = override
@@ -166,17 +173,58 @@ def _delete(config: DictConfig, key: str, value: Any) -> Problem | None:
     return None
 
 
+def _torn(arguments: Sequence[str]) -> dict[str, Problem]:
+    """The problem of each part of an argument that blanks beside = have torn apart."""
+    found: dict[str, Problem] = {}
+    for at in range(len(arguments)):
+        parts = _parts(arguments[at:])
+        whole = "".join(parts)
+        for part in parts:
+            found[part] = Problem(whole.partition("=")[0], f"has blanks beside =; write {whole}")
+    return found
+
+
+def _parts(arguments: Sequence[str]) -> list[str]:
+    """The parts of the first argument, as in NAME = VALUE, NAME= VALUE and NAME =VALUE; empty if it is whole."""
+    first, second, third = [*arguments, "", ""][:3]
+    if "=" not in first and second == "=" and third and "=" not in third:
+        return [first, second, third]
+    if "=" not in first and second.startswith("=") and second != "=":
+        return [first, second]
+    if first.endswith("=") and first.count("=") == 1 and len(first) > 1 and second and "=" not in second:
+        return [first, second]
+    return []
+
+
 def _parsed(argument: str) -> Override | Problem:
     """The argument as Hydra reads it, or the problem with it."""
     key, equals, value = argument.partition("=")
+    if argument.startswith(("–", "—")):
+        return Problem(argument, f"begins with a typographic dash, {argument[0]}; write the plain one, - or --")
     if not equals and not argument.startswith("~"):
+        if mark := _typographic_quote(argument):
+            return Problem(argument, _OF_QUOTES.format(mark))
         return Problem(argument, f"is neither GROUP=NAME nor KEY=VALUE; to set a key, write {argument}=VALUE")
     if not key.lstrip("+~"):
         return Problem(argument, "is neither GROUP=NAME nor KEY=VALUE: there is no name before =")
     try:
         return OverridesParser.create().parse_override(argument)
     except HydraException as error:
-        return Problem(key.lstrip("+~") or argument, _unreadable(key, value, error))
+        plain_key = key.lstrip("+~" + _TYPOGRAPHIC)
+        if mark := _typographic_quote(argument):
+            return Problem(plain_key or argument, _OF_QUOTES.format(mark))
+        if _FURTHER.search(value) and not value.startswith(_NESTED):
+            several = " ".join(map(shlex.quote, _FURTHER.split(argument)))
+            return Problem(plain_key, f"holds several arguments in one quotation; write {several}")
+        return Problem(plain_key or argument, _unreadable(key, value, error))
+
+
+def _typographic_quote(argument: str) -> str:
+    """The typographic quote that an argument or its value begins or ends with; empty without one."""
+    for each in (argument[0], argument.partition("=")[2][:1], argument[-1]):
+        if each and each in _TYPOGRAPHIC:
+            return each
+    return ""
 
 
 def _unreadable(key: str, value: str, error: HydraException) -> str:
@@ -206,6 +254,10 @@ def _several_values(argument: str, of_group: bool) -> Problem:
         return Problem(key, f"has several values, {value}; a sweep has one")
     quoted = shlex.quote(f'{key}="{value}"')
     is_text = re.search(r"[^\W\d_e]", value) and not of_group and "(" not in value
+    if re.fullmatch(r"0,\d+", value) and not of_group:
+        number = value.replace(",", ".")
+        message = f"has several values, {value}; to sweep over them, add -m; for a number with a fraction, write"
+        return Problem(key, f"{message} {key}={number}")
     text = f"; for one text with commas, quote it: {quoted}" if is_text else ""
     return Problem(key, f"has several values, {value}; to sweep over them, add -m{text}")
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from psrun.config import advice, choices, groups, keras_names, resolvers, rules, schema, targets
+from psrun.config import advice, choices, experiments, groups, keras_names, resolvers, rules, schema, targets
 from psrun.config.choices import KINDS
 from psrun.config.run_config import (
     MODES,
@@ -56,7 +56,7 @@ class _DataKeys:
     label_vocabulary: Any = None
 
 
-_OF_DATA = frozenset(field.name for field in dataclasses.fields(_DataKeys))
+OF_DATA = frozenset(field.name for field in dataclasses.fields(_DataKeys))
 _PERIODS = tuple(field.name for field in dataclasses.fields(_HookKeys))
 _KNOWN_OPTIMIZERS = ("psrun.", "tf_keras.")  # these require a learning rate; others may not
 _OF_MODELS = frozenset(field.name for field in dataclasses.fields(ModelKeys))
@@ -110,7 +110,7 @@ def load(raw: Mapping[str, Any], *, elsewhere: bool = False) -> RunConfig:
     parts["data"] = _read_data(raw.get("data"), raw.get("cluster"), of_data, elsewhere=elsewhere)
     if parts["data"] is not None and not of_data and not elsewhere:
         of_data += _before_loading(parts["data"].target, parts["evaluation"])
-    problems += of_data
+    problems += [_with_example(problem, raw) for problem in of_data]
     for group, takes_callbacks in (("trainer", choices.Fit), ("evaluation", choices.Sidecar)):
         for index, node in enumerate(parts[group].callbacks if isinstance(parts[group], takes_callbacks) else ()):
             target = targets.read(node, key=f"{group}.callbacks[{index}]", problems=problems)
@@ -149,6 +149,9 @@ def _read_kind(node: Any, group: str, key: str, problems: list[Problem]) -> Any:
         return _OWN[group](node, problems)
     if isinstance(node, Mapping) and "_target_" in node and group in choices.BASES:
         return _read_own_choice(node, group, key, problems)
+    if isinstance(node, str):
+        problems.append(groups.problem_of_word(group, node))
+        return None
     if not isinstance(kind, str) or kind not in kinds:
         problems.append(Problem(key, f"is {node!r}; choose {group}=NAME with one of {', '.join(kinds)}"))
         return None
@@ -157,6 +160,9 @@ def _read_kind(node: Any, group: str, key: str, problems: list[Problem]) -> Any:
 
 def _read_trackers(node: Any, problems: list[Problem]) -> dict[str, choices.TrackerChoice]:
     """The trackers by name. A file of the group without its place has its keys where the names should be."""
+    if isinstance(node, str):
+        problems.append(groups.problem_of_word("tracker", node))
+        return {}
     if not isinstance(node, Mapping) or not node:
         problems.append(
             Problem("tracker", f"is {node!r}; choose tracker=NAME with one of {', '.join(KINDS['tracker'])}")
@@ -308,17 +314,20 @@ def _read_submission(raw: Mapping[str, Any], problems: list[Problem]) -> Any:
 
 def _read_data(node: Any, cluster: Any, problems: list[Problem], *, elsewhere: bool) -> Data | None:
     """The data of a run; None, with problems added, if they are not valid. `cluster` has the number of replicas."""
+    if isinstance(node, str):
+        problems.append(groups.problem_of_word("data", node))
+        return None
     if not isinstance(node, Mapping):
         problems.append(Problem("data", f"is {node!r}; choose data=NAME"))
         return None
-    own = {name: value for name, value in node.items() if name in _OF_DATA}
+    own = {name: value for name, value in node.items() if name in OF_DATA}
     if own.get("sharding") is False:  # YAML's `off`
         own["sharding"] = "off"
     vocabulary = _label_vocabulary(own.pop("label_vocabulary", None), problems)
     _check_batch_size(own, cluster, problems)
     keys = schema.read(_DataKeys, own, key="data", problems=problems)
-    options = {k: v for k, v in node.items() if k not in _OF_DATA}
-    target = targets.read(options, key="data", problems=problems, others=_OF_DATA)
+    options = {k: v for k, v in node.items() if k not in OF_DATA}
+    target = targets.read(options, key="data", problems=problems, others=OF_DATA)
     if not elsewhere:
         problems += _missing_files(node)
     if target is None or keys is None:
@@ -345,12 +354,25 @@ def _before_loading(data: Target, evaluation: Any) -> list[Problem]:
     return problems
 
 
+def _with_example(problem: Problem, raw: Mapping[str, Any]) -> Problem:
+    """The problem; where there is no path, with an experiment that has data."""
+    if problem.key != "data.path" or not problem.message.startswith("is required"):
+        return problem
+    example = experiments.with_data_for(raw.get("model"), raw.get("data"))
+    return Problem(problem.key, f"{problem.message}; {example}") if example else problem
+
+
 def _check_batch_size(data: dict[str, Any], cluster: Any, problems: list[Problem]) -> None:
     """Adds a problem if both batch sizes are missing, or contradict each other."""
+    key = "data.global_batch_size"
     per_replica = data.get("batch_size_per_replica")
     size = data.get("global_batch_size")
     if per_replica is None and size is None:
-        data["global_batch_size"] = schema.MISSING
+        remedy = f"set {key}=..."
+        if "global_batch_size" not in data:  # in the file of a data choice of one's own
+            remedy = f"add the line 'global_batch_size: auto' to the file of the data, or set +{key}=64"
+        problems.append(Problem(key, f"is required; {remedy}"))
+        data["global_batch_size"] = schema.AUTO
     if not isinstance(per_replica, int) or not isinstance(size, int) or not isinstance(cluster, Mapping):
         return
     try:
@@ -360,7 +382,7 @@ def _check_batch_size(data: dict[str, Any], cluster: Any, problems: list[Problem
         return
     if size != per_replica * replicas:
         message = f"is {size}, but {replicas} x data.batch_size_per_replica={per_replica} is {per_replica * replicas}"
-        problems.append(Problem("data.global_batch_size", f"{message}: set one of them to null"))
+        problems.append(Problem(key, f"{message}: set one of them to null"))
 
 
 def _missing_files(data: Mapping[str, Any]) -> Iterator[Problem]:
@@ -370,14 +392,16 @@ def _missing_files(data: Mapping[str, Any]) -> Iterator[Problem]:
         if not isinstance(path, str) or path == schema.MISSING or "://" in path:
             continue
         key = f"data.{name}"
+        made_by = experiments.command_that_makes(path)
+        remedy = f"; to make it: {made_by}" if made_by else ""
         local = str(Path(path).expanduser())
         if Path(local).exists():  # its name may look like a pattern
             continue
         if not any(mark in path for mark in "*?["):
-            guess = schema.file_meant(local)
-            yield Problem(key, f"{path!r} does not exist (current folder: {Path.cwd()}).{guess}".removesuffix("."))
+            guess = remedy or f".{schema.file_meant(local)}"
+            yield Problem(key, f"{path!r} does not exist (current folder: {Path.cwd()}){guess}".removesuffix("."))
         elif next(glob.iglob(local), None) is None:
-            yield Problem(key, f"no file matches {path!r} (current folder: {Path.cwd()})")
+            yield Problem(key, f"no file matches {path!r} (current folder: {Path.cwd()}){remedy}")
 
 
 def _label_vocabulary(value: Any, problems: list[Problem]) -> Any:

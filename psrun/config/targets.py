@@ -23,7 +23,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any, Optional
 
-from psrun.config import schema
+from psrun.config import groups, schema
 from psrun.errors import ConfigError, Problem, PsrunError
 
 # Parameters that psrun provides; the configuration does not set them.
@@ -57,6 +57,9 @@ def read(
       others: further valid keys beside the options, for suggestions.
       called_with: parameters that the configuration does not set, in addition to `PROVIDED`.
     """
+    if isinstance(node, str) and key in groups.ONE_CHOICE:
+        problems.append(groups.problem_of_word(key, node))
+        return None
     if not isinstance(node, Mapping) or not isinstance(node.get("_target_"), str):
         problems.append(
             Problem(key, f"is {node!r}, must have a _target_ (the dotted name of a callable) and its options")

@@ -37,9 +37,14 @@ ON_A_RUN = ("docs/guides/checkpoints.md", "docs/guides/exports.md", "docs/guides
 AGAIN = ["mode=export", "resume=runs/RUN", "restore=best"]  # an export without restore=best is before it
 SMALL = ("trainer.epochs=1", "trainer.steps_per_epoch=4", "data.num_train_examples=500", "data.num_eval_examples=100")
 NAMED = ("hydra.run.dir=runs/RUN", "checkpoint.best_metric=val_auc", "checkpoint.best_mode=max")
-ROWS = [["age", "city", "COLUMN", "clicked", "bought"]] + [
-    [20 + n % 40, f"c{n % 3}", n % 2, n % 2, ("no", "yes")[n % 2]] for n in range(200)
+ROWS = [["age", "city", "COLUMN", "clicked", "bought", "importance"]] + [
+    [20 + n % 40, f"c{n % 3}", n % 2, n % 2, ("no", "yes")[n % 2], 1] for n in range(200)
 ]
+
+
+def test_the_command_of_the_picture_in_readme_runs_as_it_is():
+    (line,) = [each for each in (ROOT / "README.md").read_text().splitlines() if each.startswith("  psrun cluster=")]
+    assert compose.all_problems(shlex.split(line)[1:]) == []
 
 
 @pytest.fixture

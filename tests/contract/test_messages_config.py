@@ -25,7 +25,10 @@ from psrun.launch.sweeps import proposals
 ARGUMENTS = [
     # Values that Hydra's grammar does not have, or that belong to a sweep.
     "optimizer.learning_rate=0.1,0.2", "model=dense,cnn", "seed=range(1,3)", "data.path=a,b.csv", "data.path=a b=c",
-    "data.delimiter=;", "seed=[1", "seed", "=3",
+    "data.delimiter=;", "seed=[1", "seed", "=3", "optimizer.learning_rate=0,01",
+    # What a page or a word processor makes of quotes and dashes, and several arguments in one quotation.
+    "“model=dense”", "data.path=“a", "b.csv”", "run.name=it’s", "—multirun", "model=dense trainer.epochs=2",
+    "data.path=a b.csv seed=3",
     # No name of a choice.
     "model=2", "model=null", "model=true", "model=[dense]", "model=[]", "model={a:1}", "model=''", "experiment=[a,b]",
     "hydra/launcher=2",
@@ -44,6 +47,10 @@ COMMAND_LINES = [
     "--multrun seed=1", "--config-dir", "-m --config-dir -r seed=1,2", "--resolve", "--config-path own",
     "--experimental-rerun x", "-m trainer.epochs", "-m seed=1,2 --cfg job", "hydra.mode=MULTIRUN", "modle=?",
     "--config-dir nowhere", "hydra.run.dir=afile/run", "hydra.run.dir=/proc/run", "reprot", "-sc install=tcsh",
+    # Words and options that other programs have.
+    "train", "run model=dense", "export runs/oj", "predict runs/oj predict.path=x.csv", "evaluate", "resume runs/x",
+    "plan model=dlrm", "model dense", "--epochs 3", "--batch-size=32", "--lr 0.1 model=nope", "--model dense",
+    "--gpus 2", "-e 3", "GPU=0", "OMP_NUM_THREADS=3", "model = dense", "seed= 3 model =dense",
     "--cfg job model=dense model=cnn", "--info config trainer.epoch=2", "++resume=run",
     # A search.
     "sweep.search=tpe", "-m sweep.search=grid sweep.metric=loss sweep.mode=min",
@@ -62,6 +69,7 @@ COMPOSED = {
         "modle=dense", "trainer.epoch=2", "partitioner.num_shards=3", "trainer._target_=mine.loop", "learning_rate=0.1",
         "optimizer.lr=0.1", "metric=auc", "data.path=x.csv", "model.loss_weights=[1]",
     ],
+    "keys below null": ["data=table", "data.path=x.csv", "data.label=y", "data.features.x.dtype=int64"],
     "keys that are added or deleted": ["+seed=3", "++seeds=3", "+model.unit=3", "~seeds", "~model.loss", "~seed=2"],
     "a name that is a path": ["run.name=runs/first"],
     "two choices": ["model=two_tower", "seed=1", "model=wide_deep", "seed=x"],
@@ -121,6 +129,9 @@ PLACES = {
 # Values of a key, each of which is refused.
 VALUES: dict[str, list[Any]] = {
     "mode": ["tarin"],
+    "model": ["dense"],
+    "cluster": ["local"],
+    "data": ["table", {"_target_": "psrun.data.features.HeroFeatures"}],
     "seed": ["x", -1, 2**32],
     "nonsense": [1],
     "trainer.epoch": [3],
@@ -159,7 +170,12 @@ VALUES: dict[str, list[Any]] = {
     "export.best": [True],
     "experiment": ["dlrm", {"seed": 1}],
     "slurm": [{"time": 1}],
-    "tracker": [{}, {"kind": "mlflow", "tracking_uri": "x", "experiment": "y"}, {"mlflow": {"kind": "mlflo"}}],
+    "tracker": [
+        "mlflow",
+        {},
+        {"kind": "mlflow", "tracking_uri": "x", "experiment": "y"},
+        {"mlflow": {"kind": "mlflo"}},
+    ],
     "tracker.wandb": [
         {"kind": "wandb", "project": "p", "entity": None, "artifacts": [], "mode": "onlin"},
         {"_target_": "psrun.results.events.Sink"},
