@@ -22,8 +22,8 @@ from rich.markup import escape
 from psrun import files
 from psrun.cli import resume
 from psrun.cli.hydra_context import hydra_context
-from psrun.config import arguments as arguments_of_a_run
 from psrun.config import advice, compose, groups, overrides, parse, resolvers, targets
+from psrun.config import arguments as arguments_of_a_run
 from psrun.config.arguments import folder_of, key_of, unquoted
 from psrun.config.schema import did_you_mean
 from psrun.errors import ConfigError, ExitCode, Problem, PsrunError

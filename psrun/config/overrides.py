@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,8 @@ _INSTEAD = {
         for name in ("arrow", "csv", "feather", "file", "files", "json", "jsonl", "npz", "parquet", "tfrecord", "tsv")
     },
 }
-_TYPOGRAPHIC = "“”„«»‘’‚"
+_TYPOGRAPHIC = "\u201c\u201d\u201e\u00ab\u00bb\u2018\u2019\u201a"  # quotes
+_DASHES = ("\u2013", "\u2014")
 _OF_QUOTES = "has the typographic quote {}; write a plain one, ' or \""
 # The blank before a further argument in a value.
 _FURTHER = re.compile(rf"\s+(?=(?:{'|'.join((*GROUPS, *TOP, 'experiment', 'hydra'))})(?:\.[\w.]+)?=)")
@@ -65,9 +66,7 @@ def problems(arguments: Sequence[str], *, sweeps: bool) -> dict[str, Problem]:
     others = split(arguments)[1]
     found = _torn(others)
     chosen: dict[str, str] = {}
-    for argument in others:
-        if argument in found:
-            continue
+    for argument in _without(found, others):
         override = _parsed(argument)
         if isinstance(override, Problem):
             found[argument] = override
@@ -184,6 +183,10 @@ def _torn(arguments: Sequence[str]) -> dict[str, Problem]:
     return found
 
 
+def _without(torn: Collection[str], arguments: Sequence[str]) -> list[str]:
+    return [each for each in arguments if each not in torn]
+
+
 def _parts(arguments: Sequence[str]) -> list[str]:
     """The parts of the first argument, as in NAME = VALUE, NAME= VALUE and NAME =VALUE; empty if it is whole."""
     first, second, third = [*arguments, "", ""][:3]
@@ -199,7 +202,7 @@ def _parts(arguments: Sequence[str]) -> list[str]:
 def _parsed(argument: str) -> Override | Problem:
     """The argument as Hydra reads it, or the problem with it."""
     key, equals, value = argument.partition("=")
-    if argument.startswith(("–", "—")):
+    if argument.startswith(_DASHES):
         return Problem(argument, f"begins with a typographic dash, {argument[0]}; write the plain one, - or --")
     if not equals and not argument.startswith("~"):
         if mark := _typographic_quote(argument):

@@ -27,7 +27,7 @@ ARGUMENTS = [
     "optimizer.learning_rate=0.1,0.2", "model=dense,cnn", "seed=range(1,3)", "data.path=a,b.csv", "data.path=a b=c",
     "data.delimiter=;", "seed=[1", "seed", "=3", "optimizer.learning_rate=0,01",
     # What a page or a word processor makes of quotes and dashes, and several arguments in one quotation.
-    "“model=dense”", "data.path=“a", "b.csv”", "run.name=it’s", "—multirun", "model=dense trainer.epochs=2",
+    "“model=dense”", "data.path=“a", "b.csv”", "run.name=it\u2019s", "—multirun", "model=dense trainer.epochs=2",
     "data.path=a b.csv seed=3",
     # No name of a choice.
     "model=2", "model=null", "model=true", "model=[dense]", "model=[]", "model={a:1}", "model=''", "experiment=[a,b]",
