@@ -76,14 +76,16 @@ class DataSource(Protocol):
 
     Attributes:
       features: the inputs by name; the model is built from them.
-      task: what the label is: 'binary' (float 0 or 1, shape (1,)), 'multiclass' (int64, shape ()), or
-        'regression' (float, shape (1,)). Determines loss and metrics, unless the model does, and the outputs of the
-        model: a probability, one per class, or a number. With `model.loss` and `model.metrics` a source may omit
-        this, or have another task.
+      task: what the label is: 'binary' (float 0 or 1, shape (1,)), 'multiclass' (int64 from 0 to num_classes - 1,
+        shape ()), or 'regression' (finite float, shape (1,)). Determines loss and metrics, unless the model does, and
+        the outputs of the model: a probability, one per class, or a number. Other labels are an error. With
+        `model.loss` and `model.metrics` binary labels may lie between 0 and 1, and a source may omit the task, or have
+        another one.
       num_classes: number of classes of 'multiclass'; 1 otherwise.
       num_train_examples: number of training examples, or None if they never end.
       num_eval_examples: number of examples from `evaluation`.
       facts: numbers about the data for run.json.
+      is_checked: whether it checks its examples itself, so that psrun need not look at each training batch; optional.
       warnings: messages for the user; optional.
       files: the files that it reads, for their hashes in run.json; optional. Without it they are looked for among the
         options.
@@ -306,7 +308,11 @@ def gathering(arrays: Arrays) -> Callable[[tf.Tensor], Any]:
     """A function of row numbers to those rows. It costs a tenth of slicing single examples and batching those.
 
     Columns of one type are gathered as one matrix: with 28 columns, gathering each took 10 % of a step of DLRM.
+
+    Raises:
+      ConfigError: the arrays have different numbers of rows.
     """
+    _check_lengths(arrays)
     columns = [_column(array) for array in tf.nest.flatten(arrays)]
     together: dict[np.dtype, list[int]] = {}
     of_lists: dict[np.dtype, list[int]] = {}
@@ -334,6 +340,19 @@ def gathering(arrays: Arrays) -> Callable[[tf.Tensor], Any]:
         return tf.nest.pack_sequence_as(arrays, [decode(rows[index]) for index, (_, decode) in enumerate(columns)])
 
     return gather
+
+
+def _check_lengths(arrays: Arrays) -> None:
+    """Raises ConfigError if features, labels and weights have different numbers of rows."""
+    features, *others = arrays
+    by_name = {f"the feature {name}": array for name, array in features.items()} if isinstance(features, dict) else {}
+    for what, values in zip(("the label", "the weight"), others):
+        for index, array in enumerate(tf.nest.flatten(values)):
+            by_name[what if not index else f"{what} {index}"] = array
+    lengths = {what: len(array) if isinstance(array, Lists) else array.shape[0] for what, array in by_name.items()}
+    if len({*lengths.values()}) > 1:
+        shown = ", ".join(f"{what} has {length:,} rows" for what, length in lengths.items())
+        raise ConfigError([Problem("data", f"the arrays of the data source differ in length: {shown}")])
 
 
 class _ListRows:

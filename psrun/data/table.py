@@ -88,6 +88,7 @@ class Table(ByNumber):
     """
 
     checked_by = "psrun.data.header.problems"
+    is_checked = True  # value by value, when the rows are prepared
 
     def __init__(
         self,

@@ -192,6 +192,9 @@ class Keras3Model(AdaptedModel):
     def lists_by_input(self) -> Mapping[str, bool]:
         return {tensor.name: bool(tensor.ragged) for tensor in internals.inputs_of(self.keras3) or ()}
 
+    def own_layers(self) -> list[Any]:
+        return internals.layers_within(self.keras3)
+
     def ids_of(self, layer: Any) -> Callable[[Any], Any] | None:
         inputs = internals.input_structure(self.keras3)
         (own,) = [each for each in internals.layers_within(self.keras3) if getattr(each, "table", None) is layer]

@@ -61,6 +61,10 @@ class AdaptedModel(ModelWithOwnChildren):
         """The declared inputs by name, each with whether it takes lists; empty if none are declared."""
 
     @abc.abstractmethod
+    def own_layers(self) -> list[Any]:
+        """All layers of the other library, those within other layers too."""
+
+    @abc.abstractmethod
     def ids_of(self, layer: Any) -> Callable[[Any], Any] | None:
         """The inputs of an embedding layer as a function of the model's features; None if there is no such function.
 

@@ -22,6 +22,7 @@ from psrun.data.source import (
     endless,
     evaluation_batches,
     num_batches_of,
+    shard_of,
     task_of,
     trains_by_number,
 )
@@ -29,6 +30,7 @@ from psrun.errors import ConfigError, Problem
 from psrun.metrics.ranking import RankingMetric
 from psrun.models.model import Model
 from psrun.program import class_weights, evaluation_keys, list_inputs, lookups, objective
+from psrun.program.batch_checks import BatchChecks, Place, check_spec, is_scanned
 from psrun.program.evaluation_sizes import eval_batch_size
 from psrun.program.example_counter import ExamplesSeen
 from psrun.program.train_step import OwnTrainStep
@@ -159,19 +161,22 @@ class Program:
         source = self.source
         if not once and numbers is None and not trains_by_number(source):
             batches = checked_dataset(source, "train", batch_size=batch_size, seed=own)
-            list_inputs.check_features(source.features, batches.element_spec)
-            return self._preprocessed(batches.skip(num_batches_done) if num_batches_done else batches, ready)
+            self._check_spec(batches.element_spec)
+            if num_batches_done:
+                batches = batches.skip(num_batches_done)
+            return batches.map(lambda *batch: ready(batch, Place("training"))).prefetch(2)
         assert isinstance(source, ByNumber)
         batch_numbers = endless(num_batches_done) if numbers is None else numbers()
         first = worker * source.num_train_examples if numbers is not None else None
 
         def convert(number: tf.Tensor, examples: tf.Tensor, batch: Any) -> Any:
             list_inputs.note_spec(specs, batch)
-            return ready(*batch) if first is None else (number, first + examples, ready(*batch))
+            prepared = ready(batch, Place("training", examples))
+            return prepared if first is None else (number, first + examples, prepared)
 
         order = self.order or source.order(batch_size)
         specs: list[Any] = []
-        with list_inputs.checked_features(source.features, specs):
+        with list_inputs.noted(specs, self._check_spec):
             return converted_batches(source, batch_numbers, order, own, convert).prefetch(2)
 
     @functools.cached_property
@@ -242,7 +247,7 @@ class Program:
           context: as in `train_dataset`.
           shard: the index of a shard, from 0, and how many there are; for only the examples of that one.
         """
-        return self._preprocessed(evaluation_batches(self.source, eval_batch_size(self.config), shard), self._ready)
+        return self._evaluated(shard, self._ready)
 
     def measured_dataset(self, context: Any = None, *, shard: tuple[tf.Tensor, int] | None = None) -> tf.data.Dataset:
         """As `evaluation_dataset`; if metrics group examples, each batch has four elements: features, label, weight (()
@@ -252,26 +257,52 @@ class Program:
         if keys is None:
             return self.evaluation_dataset(context, shard=shard)
 
-        def with_keys(features: Any, label: Any, weight: Any = ()) -> Any:
-            features, label, *_ = self._ready(raw := list_inputs.ragged(features), label)
-            return features, label, weight, keys.of(raw)
+        def with_keys(batch: tuple[Any, ...], place: Place) -> Any:
+            features, label, *weight = self._ready(batch, place)
+            return features, label, weight[0] if weight else (), keys.of(list_inputs.ragged(batch[0]))
 
-        return evaluation_batches(self.source, eval_batch_size(self.config), shard).map(with_keys).prefetch(2)
+        return self._evaluated(shard, with_keys)
 
-    def _ready(self, features: Any, label: Any, *rest: Any) -> Any:
+    def _evaluated(
+        self, shard: tuple[tf.Tensor, int] | None, ready: Callable[[tuple[Any, ...], Place], Any]
+    ) -> tf.data.Dataset:
+        batch_size = eval_batch_size(self.config)
+        batches = evaluation_batches(self.source, batch_size, shard)
+        self._check_spec(batches.element_spec)
+        first: tf.Tensor | int = 0
+        if shard is not None:
+            first, _ = shard_of(-(-self.source.num_eval_examples // batch_size), shard)
+
+        def numbered(number: tf.Tensor, batch: tuple[Any, ...]) -> Any:
+            num_rows = tf.shape(tf.nest.flatten(batch[1])[0], tf.int64)[0]
+            return ready(batch, Place("evaluation", number * batch_size + tf.range(num_rows)))
+
+        return batches.enumerate(first).map(numbered).prefetch(2)
+
+    def _check_spec(self, batch: Any) -> None:
+        list_inputs.check_features(self.source.features, batch)
+        check_spec(self.source, batch)
+
+    @functools.cached_property
+    def checks(self) -> BatchChecks:
+        """The checks of batches by what the source declares."""
+        has_labels = self.to_class_numbers is None and self.config.mode != "predict"
+        return BatchChecks(self.source, self.model, has_labels=has_labels)
+
+    def _ready(self, batch: tuple[Any, ...], place: Place) -> Any:
+        """A batch as the network gets it. Its values are checked, unless all training examples have been."""
+        known = is_scanned(self.source) or getattr(self.source, "is_checked", False)
+        if place.kind == "evaluation" or not known:
+            batch = self.checks.checked(batch, place)
+        features, label, *weight = batch
         if self.to_class_numbers is not None:
             label = self.to_class_numbers(label)
-        return (self.model.preprocessed(list_inputs.ragged(features)), label, *rest)
+        return (self.model.preprocessed(list_inputs.ragged(features)), label, *weight)
 
-    def _by_class(self, *batch: Any) -> Any:
-        features, label, *weight = self._ready(*batch)
+    def _by_class(self, batch: tuple[Any, ...], place: Place) -> Any:
+        features, label, *weight = self._ready(batch, place)
         assert self.class_weight is not None
         return features, label, class_weights.weight_of(self.class_weight, label, *weight)
-
-    def _preprocessed(self, dataset: tf.data.Dataset, ready: Callable[..., Any]) -> tf.data.Dataset:
-        same = ready == self._ready and self.model.preprocessing is None and self.to_class_numbers is None
-        same = same and not list_inputs.has_sparse(dataset.element_spec[0])
-        return (dataset if same else dataset.map(ready)).prefetch(2)
 
 
 def metric_variables(program: Program) -> list[tf.Variable]:

@@ -85,11 +85,6 @@ def mean_lengths(batch: Any, dataset: Callable[[], tf.data.Dataset]) -> Any:
     return tf.nest.map_structure(length, next(iter(dataset())))
 
 
-def has_sparse(features: Any) -> bool:
-    """Whether there are SparseTensors among the specs of features."""
-    return any(isinstance(spec, tf.SparseTensorSpec) for spec in tf.nest.flatten(features))
-
-
 def ragged(features: Any) -> Any:
     """Features with SparseTensors as RaggedTensors; the indices must be in their canonical order."""
     return tf.nest.map_structure(
@@ -122,13 +117,13 @@ def note_spec(specs: list[Any], batch: Any) -> None:
 
 
 @contextlib.contextmanager
-def checked_features(features: Mapping[str, Feature], specs: Sequence[Any]) -> Iterator[None]:
-    """Calls `check_features` for the specs that were noted in this context, and so before an error within it."""
+def noted(specs: Sequence[Any], check: Callable[[Any], None]) -> Iterator[None]:
+    """Checks the first spec that was noted in this context, and so before an error within it."""
     try:
         yield
     finally:
         for spec in specs[:1]:
-            check_features(features, spec)
+            check(spec)
 
 
 def _wrong(name: str, feature: Feature, features: Mapping[str, Feature], spec: Any) -> Iterator[str]:

@@ -21,6 +21,7 @@ from psrun.errors import ClusterError, TaskLostError
 from psrun.launch.hang_detector import TrainingStatus
 from psrun.launch.recoveries import Loss, Recoveries, earlier_loss
 from psrun.launch.server_watch import ANSWER_WITHIN_S, Watch
+from psrun.program.batch_checks import check_arrays
 from psrun.program.build import build, build_state, start_afresh
 from psrun.program.compiled_model import Program
 from psrun.results import task_files
@@ -117,13 +118,15 @@ class Chief:
 
         Raises:
           ConfigError: model, data and options do not fit together.
-          PsrunError: a server did not start or was lost, or a step failed.
+          PsrunError: a server did not start or was lost, a step failed, or data is wrong.
         """
         with self._connected(run_config.seed) as distribution:
             if run_config.data_service:
                 distribution = replace(distribution, data_service=self._dispatcher())
             program = build(run_config, source, distribution)
             build_state(program)
+            if run_config.mode == "train":
+                check_arrays(source, program.checks)
             yield program
 
     def _dispatcher(self) -> str:

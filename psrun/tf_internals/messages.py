@@ -10,6 +10,9 @@ import tensorflow as tf
 LOGGER = "tensorflow"
 # What the coordinator logs when it gives up, before the first error that it met.
 _GAVE_UP = re.compile(r"^Start cancelling closures due to error \w+\(.*?\): ")
+# Rows that a look-up asks for: in one table, and in one that is cut in shards, where the id itself is not shown.
+_OUTSIDE = re.compile(r"(indices|partitions)\[[\d,]*\] = (-?\d+) is not in \[0, \d+\)")
+_NODE = re.compile(r"\{\{node ([^}]+)\}\}")
 # What TensorFlow wraps its messages in; the whole is in the log.
 _NOISE = re.compile(
     r"^(Graph execution error|Detected at node|\s*File |Additional GRPC|:UNKNOWN|\d+ root error|\s*\[\[|"
@@ -87,3 +90,15 @@ def gist(text: str) -> str:
 def _consequence(line: str) -> int:
     """How likely an error is one that followed from another."""
     return 2 if cancelled(line) else int(data_ended(line))
+
+
+def outside_lookup(text: str) -> tuple[str, int | None] | None:
+    """The node of a look-up that failed because an id has no row, and the id; None for other messages.
+
+    The id is None where the table is cut in shards.
+    """
+    failed = _OUTSIDE.search(text)
+    node = _NODE.search(text, failed.end()) if failed else None
+    if failed is None or node is None:
+        return None
+    return node[1], int(failed[2]) if failed[1] == "indices" else None

@@ -10,8 +10,17 @@ from contextlib import contextmanager, suppress
 import tensorflow as tf
 
 from psrun.data import autoshard
-from psrun.errors import ConfigError, DataExhaustedError, NonFiniteLossError, PsrunError, TaskLostError, TrainingError
+from psrun.errors import (
+    ConfigError,
+    DataError,
+    DataExhaustedError,
+    NonFiniteLossError,
+    PsrunError,
+    TaskLostError,
+    TrainingError,
+)
 from psrun.optimizers import rows
+from psrun.program import batch_checks, outside_ids
 from psrun.tf_internals.messages import LOGGER, cancelled, data_ended, gave_up_for, gist, task_in, task_lost
 from psrun.training.loop import TrainingRun
 
@@ -51,6 +60,7 @@ def named(
       TaskLostError: a parameter server was lost.
       ConfigError: there are fewer files than workers that share them.
       PsrunError: raised while a function was traced.
+      DataError: a batch has wrong labels or features.
       NonFiniteLossError, DataExhaustedError, TrainingError: the reason behind the error.
     """
     logged = _WorkersErrors()
@@ -68,14 +78,7 @@ def named(
             task = task_in(str(error))
             raise TaskLostError(f"{task or 'a task'} was lost: {gist(str(error))}", task=task) from error
         cause = logged.cause(str(error))
-        if data_ended(gist(cause)) and run is not None:
-            raise DataExhaustedError.at(run.program.iterations, run.monitor.planned) from error
-        if problem := autoshard.too_few_files(cause):
-            raise ConfigError([problem]) from error
-        if rows.NOT_FINITE in cause:
-            message = f"{gist(cause)}; try a smaller optimizer.learning_rate, and check the data"
-            raise NonFiniteLossError(message) from error
-        raise TrainingError(f"a step failed: {type(error).__name__}: {gist(cause)}") from error
+        raise _reason(error, cause, run) from error
     except Exception as error:
         inner = error.__context__  # AutoGraph raises another error in place of one that was raised in a trace
         while inner is not None and not isinstance(inner, PsrunError):
@@ -85,3 +88,24 @@ def named(
         raise inner from error
     finally:
         logger.removeHandler(logged)
+
+
+def _reason(error: tf.errors.OpError, cause: str, run: TrainingRun | None) -> PsrunError:
+    """psrun's error for one of a step, whose first cause has the text `cause`."""
+    if data_ended(gist(cause)) and run is not None:
+        return DataExhaustedError.at(run.program.iterations, run.monitor.planned)
+    wrong_data = batch_checks.message_in(cause)
+    if wrong_data is not None:
+        return DataError(wrong_data)
+    problem = autoshard.too_few_files(cause)
+    if problem is not None:
+        return ConfigError([problem])
+    if rows.NOT_FINITE in cause:
+        message = f"{gist(cause)}; try a smaller optimizer.learning_rate, and check the data"
+        return NonFiniteLossError(message)
+    if run is not None:
+        program = run.program
+        outside = outside_ids.message_in(cause, program.network, program.source.features)
+        if outside is not None:
+            return TrainingError(f"a step failed: {outside}")
+    return TrainingError(f"a step failed: {type(error).__name__}: {gist(cause)}")

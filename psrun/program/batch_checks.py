@@ -1,0 +1,370 @@
+"""Checks each batch against what its data source declares: labels by the task, and features by type, shape and NaN.
+
+Arrays in memory are checked as a whole before the training (`check_arrays`), and a source may check its examples itself
+(`DataSource.is_checked`). Other batches, and those of evaluations, are checked in the input pipeline, where no step
+waits for it. A wrong value raises InvalidArgumentError with a text that `message_in` finds.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tf_keras
+
+from psrun.data.source import ArraySource, DataSource, Feature, task_of, trains_by_number
+from psrun.errors import ConfigError, DataError, Problem
+from psrun.layers.base import check
+from psrun.models.model import Model
+
+_MARK = "unexpected data: "
+_FOUND = re.compile(rf"assertion failed: \[{_MARK}(.*?)\]((?: \[[^\]]*\])*)")
+_SCANNED_ROWS = 8192  # that are looked at together
+_FRACTIONS = "; for labels between 0 and 1, set model.loss and model.metrics"
+# Of values, whether each is right.
+_Check = Callable[[tf.Tensor], tf.Tensor]
+
+
+def message_in(error: str) -> str | None:
+    """What is wrong with the data, in the text of TensorFlow's error; None if the error is another one."""
+    found = _FOUND.search(error)
+    if found is None:
+        return None
+    values = re.findall(r"\[([^\]]*)\]", found[2])
+    return found[1].format(*values)
+
+
+def is_scanned(source: DataSource) -> bool:
+    """Whether `check_arrays` sees each training example as it will be trained on."""
+    return isinstance(source, ArraySource) and trains_by_number(source) and type(source).read is ArraySource.read
+
+
+def check_arrays(source: DataSource, checks: BatchChecks) -> None:
+    """Checks all training examples of arrays in memory; sources of other kinds are not looked at.
+
+    Raises:
+      DataError: a label or a feature is wrong.
+    """
+    if not is_scanned(source):
+        return
+    assert isinstance(source, ArraySource)
+    numbers = tf.data.Dataset.range(source.num_train_examples).batch(_SCANNED_ROWS)
+
+    def looked_at(number: tf.Tensor, examples: tf.Tensor, batch: Any) -> tf.Tensor:
+        checks.checked(batch, Place("training", examples))
+        return number
+
+    try:
+        for _ in source.read(numbers.map(lambda examples: (examples[0], examples)), looked_at):
+            pass
+    except tf.errors.InvalidArgumentError as error:
+        message = message_in(str(error))
+        if message is None:
+            raise
+        raise DataError(message) from error
+
+
+def check_spec(source: DataSource, batch: Any) -> None:
+    """Checks types and shapes of the features in a batch; `list_inputs.check_features` checks the lists.
+
+    A type that the declared one holds without loss, such as int32 for int64, is right.
+
+    Args:
+      batch: its spec, as the source yields it.
+
+    Raises:
+      ConfigError: a feature has another type or shape, or is not in the batch.
+    """
+    if not isinstance(batch, tuple) or not isinstance(batch[0], Mapping):
+        return
+    problems = []
+    for name, feature in source.features.items():
+        spec = batch[0].get(name)
+        if feature.is_list or not isinstance(spec, tf.TensorSpec | None):
+            continue
+        wrong = "is declared, but not in the batches" if spec is None else _wrong_spec(feature, spec)
+        if wrong is not None:
+            problems.append(Problem("data", f"{type(source).__name__}: the feature {name} {wrong}"))
+    if problems:
+        raise ConfigError(problems)
+
+
+def _wrong_spec(feature: Feature, spec: tf.TensorSpec) -> str | None:
+    declared = tf.as_dtype(feature.dtype)
+    if not _holds(declared, spec.dtype):
+        given = spec.dtype.name
+        return f"is {given} in the batches, but declared as {declared.name}: convert it, or declare tf.{given}"
+    shape = tf.TensorShape([None, *feature.shape])
+    if not spec.shape.is_compatible_with(shape):
+        return f"has the shape {_shown(spec.shape)} in the batches, but is declared as {_shown(shape)}"
+    return None
+
+
+def _holds(declared: tf.DType, given: tf.DType) -> bool:
+    """Whether a type holds the values of another one without loss."""
+    if declared == given:
+        return True
+    if tf.string in (declared, given):
+        return False
+    return bool(np.can_cast(given.as_numpy_dtype, declared.as_numpy_dtype, "safe"))
+
+
+def _shown(shape: tf.TensorShape) -> str:
+    if shape.rank is None:
+        return "(unknown)"
+    sizes = ["batch"]
+    for size in shape[1:]:
+        sizes.append("?" if size is None else str(size))
+    return f"({', '.join(sizes)})"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the rows of a batch are in the data.
+
+    Attributes:
+      kind: training or evaluation.
+      numbers: int64 (n,), of its examples from 0 on; None if they are unknown.
+    """
+
+    kind: str
+    numbers: tf.Tensor | None = None
+
+    def of(self, row: tf.Tensor) -> tf.Tensor:
+        return row if self.numbers is None else tf.gather(self.numbers, row)
+
+    def __str__(self) -> str:
+        """With the number in place of {1}."""
+        if self.numbers is None:
+            return f"in row {{1}} of a batch ({self.kind})"
+        return f"in {self.kind} example {{1}}"
+
+
+@dataclass(frozen=True)
+class _Requirement:
+    """What must be true of a batch.
+
+    Attributes:
+      is_met: a bool scalar.
+      text: the error without it, with {0}, {1}, ... for what is found.
+      found: computed only where it is not met.
+    """
+
+    is_met: tf.Tensor
+    text: str
+    found: Callable[[], tuple[tf.Tensor, ...]]
+
+    def refused(self) -> tf.Tensor:
+        with tf.control_dependencies(check(tf.constant(False), self.text, *self.found())):
+            return tf.constant(False)
+
+
+class BatchChecks:
+    """The checks of the batches of one source.
+
+    Args:
+      model: decides which labels are right besides the task: its loss may ignore a class, and loss and metrics of its
+        own may take fractions as labels.
+      has_labels: whether labels are checked: neither those of rows that are only predicted, nor words.
+    """
+
+    def __init__(self, source: DataSource, model: Model, *, has_labels: bool) -> None:
+        self._source = source
+        self._model = model
+        self._has_labels = has_labels
+        self._title = type(source).__name__
+
+    def checked(self, batch: tuple[Any, ...], place: Place) -> tuple[Any, ...]:
+        """A batch as the source yields it, which is there once its values are checked."""
+        features, label, *weight = batch
+        checks = [*self._of_features(features, place)]
+        if self._has_labels:
+            checks += self._of_labels(features, label, weight[0] if weight else None, place)
+        with tf.control_dependencies(_all(checks)):
+            label = tf.nest.map_structure(tf.identity, label)
+        return features, label, *weight
+
+    def _of_features(self, features: Any, place: Place) -> Iterator[_Requirement]:
+        """Floats are finite, except where they are nullable; sizes that the spec leaves open are as declared."""
+        if not isinstance(features, Mapping):
+            return
+        columns: dict[str, tf.Tensor] = {}
+        for name, feature in self._source.features.items():
+            value = features.get(name)
+            if isinstance(value, tf.Tensor) and not value.shape[1:].is_fully_defined():
+                yield from self._of_shape(name, feature, value)
+            if value is None or not value.dtype.is_floating or feature.nullable:
+                continue
+            if isinstance(value, tf.Tensor):
+                columns[name] = tf.reshape(value, [tf.shape(value)[0], -1])
+            elif isinstance(value, tf.RaggedTensor):
+                text = f"the feature {name} is {{0}} {place}"
+                rows = value.value_rowids() if value.ragged_rank == 1 else None
+                yield self._required(value.flat_values, tf.math.is_finite, text, place, rows)
+        for dtype in {each.dtype for each in columns.values()}:
+            alike = {name: each for name, each in columns.items() if each.dtype == dtype}
+            yield self._of_columns(alike, place)
+
+    def _of_columns(self, columns: Mapping[str, tf.Tensor], place: Place) -> _Requirement:
+        """Features of one type together: each operation takes longer to start than to look at the values."""
+        matrix = tf.concat(list(columns.values()), 1) if len(columns) > 1 else next(iter(columns.values()))
+        is_finite = tf.math.is_finite(matrix)
+        text = f"the feature {{2}} is {{0}} {place}; declare Feature(..., nullable=True) if values may be missing"
+
+        def found() -> tuple[tf.Tensor, ...]:
+            wrong = tf.where(~is_finite)[0]
+            ends = tf.cumsum(tf.stack([tf.shape(each, tf.int64)[1] for each in columns.values()]))
+            name = tf.gather(list(columns), tf.searchsorted(ends, wrong[1:], side="right"))
+            return tf.gather_nd(matrix, wrong), place.of(wrong[0]), name
+
+        return _Requirement(tf.reduce_all(is_finite), self._text(text), found)
+
+    def _of_shape(self, name: str, feature: Feature, value: tf.Tensor) -> Iterator[_Requirement]:
+        declared = [-1 if size is None else size for size in feature.shape]
+        shape = tf.shape(value)[1:]
+        is_right = tf.reduce_all((shape == declared) | tf.equal(declared, -1))
+        shown = _shown(tf.TensorShape([None, *feature.shape]))
+        text = f"a batch has the feature {name} with the shape (batch, {{0}}), but it is declared as {shown}"
+
+        def found() -> tuple[tf.Tensor, ...]:
+            return (tf.strings.reduce_join(tf.strings.as_string(shape), separator=", "),)
+
+        yield _Requirement(is_right, self._text(text), found)
+
+    def _of_labels(self, features: Any, label: Any, weight: Any, place: Place) -> Iterator[_Requirement]:
+        by_output = label if isinstance(label, Mapping) else {"": label}
+        for output, values in by_output.items():
+            if not isinstance(values, tf.Tensor | tf.RaggedTensor) or values.dtype == tf.string:
+                continue
+            of_output = weight.get(output) if isinstance(weight, Mapping) else weight
+            yield from self._of_label(output, values, of_output, place)
+            yield from self._of_size(features, output, values, place)
+
+    def _of_label(self, output: str, values: Any, weight: Any, place: Place) -> Iterator[_Requirement]:
+        rule = self._rule(output, values)
+        if rule is None:
+            return
+        is_right, expected = rule
+        rows = None
+        if isinstance(values, tf.RaggedTensor):
+            rows = values.value_rowids() if values.ragged_rank == 1 else None
+            values = values.flat_values
+        elif weight is not None and values.shape.rank:
+            is_right = _or_without_weight(is_right, weight, values.shape.rank)
+        name = f"the label {output}" if output else "the label"
+        yield self._required(values, is_right, f"{name} is {{0}} {place}, but must be {expected}", place, rows)
+
+    def _of_size(self, features: Any, output: str, values: Any, place: Place) -> Iterator[_Requirement]:
+        """As many labels as rows: Keras' losses and metrics would repeat a single one."""
+        rows = [each for each in tf.nest.flatten(features) if isinstance(each, tf.Tensor)]
+        if not rows or isinstance(values, tf.RaggedTensor) or not values.shape.rank or not rows[0].shape.rank:
+            return
+        if None not in (values.shape[0], rows[0].shape[0]) and values.shape[0] == rows[0].shape[0]:
+            return
+        count = tf.shape(values)[0]
+        expected = tf.shape(rows[0])[0]
+        name = f"labels {output}" if output else "labels"
+        text = f"a batch ({place.kind}) has {{0}} {name} for {{1}} rows of features"
+        yield _Requirement(tf.equal(count, expected), self._text(text), lambda: (count, expected))
+
+    def _rule(self, output: str, values: Any) -> tuple[_Check, str] | None:
+        """Whether labels are right, and what they must be; None where all are."""
+        task = self._task(output)
+        if task == "binary":
+            takes_fractions = self._model.loss is not None and self._model.metrics is not None
+            if takes_fractions:
+                return lambda label: (label >= _as(0, label)) & (label <= _as(1, label)), "from 0 to 1 (task=binary)"
+            rule = "0 or 1 (task=binary)"
+            if values.dtype.is_floating:
+                rule += _FRACTIONS
+            return lambda label: (label == _as(0, label)) | (label == _as(1, label)), rule
+        if task == "multiclass":
+            return self._classes(values)
+        if not values.dtype.is_floating:
+            return None
+        return tf.math.is_finite, f"a finite number{f' (task={task})' if task else ''}"
+
+    def _classes(self, values: Any) -> tuple[_Check, str]:
+        count = self._source.num_classes
+        if values.shape.rank == 2 and values.shape[-1] == count and count > 1:
+            return lambda label: (label >= _as(0, label)) & (label <= _as(1, label)), "from 0 to 1 for each class"
+        ignored = _ignored_class(self._model.loss)
+
+        def is_class(label: tf.Tensor) -> tf.Tensor:
+            wide = label if label.dtype.is_floating else tf.cast(label, tf.int64)
+            is_right = (wide >= _as(0, wide)) & (wide <= _as(count - 1, wide))
+            if wide.dtype.is_floating:
+                is_right &= tf.equal(tf.floor(wide), wide)
+            return is_right if ignored is None else is_right | tf.equal(wide, _as(ignored, wide))
+
+        return is_class, f"an integer from 0 to {count - 1} (task=multiclass, num_classes={count})"
+
+    def _task(self, output: str) -> str | None:
+        """The task of a label. The source's is that of each of several labels only with the usual loss of the task."""
+        if not output:
+            return task_of(self._source)
+        own = getattr(self._source, "label_tasks", {}).get(output)
+        return own or (task_of(self._source) if self._model.loss is None else None)
+
+    def _required(
+        self, values: tf.Tensor, is_right: _Check, text: str, place: Place, rows: tf.Tensor | None = None
+    ) -> _Requirement:
+        """The check that all values are right.
+
+        Args:
+          text: with {0} for the first wrong value and {1} for its place.
+          rows: the row of each value; None: the first axis is that of rows.
+        """
+        are_right = is_right(values)
+
+        def found() -> tuple[tf.Tensor, ...]:
+            wrong = tf.where(~are_right)[0]
+            row = wrong[0] if rows is None else tf.gather(rows, wrong[0])
+            return tf.gather_nd(values, wrong), place.of(row)
+
+        return _Requirement(tf.reduce_all(are_right), self._text(text), found)
+
+    def _text(self, text: str) -> str:
+        return f"{_MARK}{self._title}: {text}"
+
+
+def _all(requirements: Sequence[_Requirement]) -> list[tf.Operation]:
+    """The check of all requirements, for `tf.control_dependencies`: one branch, in which each has its own."""
+    if not requirements:
+        return []
+    are_met = functools.reduce(tf.logical_and, [each.is_met for each in requirements])
+
+    def refused() -> tf.Tensor:
+        for each in requirements:
+            tf.cond(each.is_met, lambda: True, each.refused)
+        return tf.constant(False)
+
+    return [tf.cond(are_met, lambda: tf.constant(True), refused).op]
+
+
+def _as(number: int, label: tf.Tensor) -> tf.Tensor:
+    return tf.cast(number, label.dtype)
+
+
+def _or_without_weight(is_right: _Check, weight: tf.Tensor, rank: int) -> _Check:
+    """As `is_right`; a finite label of an example with the weight 0 is right, too: people mark missing ones so."""
+
+    def checks(label: tf.Tensor) -> tf.Tensor:
+        unused = tf.reshape(tf.equal(weight, 0), [-1, *[1] * (rank - 1)])
+        if label.dtype.is_floating:
+            return is_right(label) | (unused & tf.math.is_finite(label))
+        return is_right(label) | unused
+
+    return checks if weight.shape[1:].num_elements() in (None, 1) else is_right
+
+
+def _ignored_class(loss: Any) -> int | None:
+    """The class that a loss of Keras ignores, which may be no class of the data."""
+    if not isinstance(loss, tf_keras.losses.Loss):
+        return None
+    return loss.get_config().get("ignore_class")

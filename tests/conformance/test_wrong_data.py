@@ -1,0 +1,63 @@
+"""A label or feature that is not what its source declares ends the run, on each trainer, cluster and kind of source."""
+
+from __future__ import annotations
+
+import pytest
+from wrong_data import BAD_ROW, LAYER
+
+from psrun.errors import DataError, TrainingError
+
+OWN = ("model=dense", "~model.hidden_units", "model._target_=wrong_data.model", "~data.num_train_examples",
+       "~data.num_eval_examples", "~data.noise", "~data.num_features", "data.global_batch_size=16",
+       "trainer.epochs=1", "trainer.steps_per_epoch=26")  # fmt: skip
+KERAS3 = "model._target_=wrong_data.model_of_keras3"
+NONE = "cluster=none"
+WORKERS = "cluster=inprocess"
+
+
+def of(kind: str, **options: object) -> list[str]:
+    return [f"data._target_=wrong_data.{kind}", *(f"+data.{name}={value}" for name, value in options.items())]
+
+
+LABEL = {"wrong": "label", "value": 2.0}
+
+
+@pytest.mark.inprocess
+@pytest.mark.parametrize(
+    ("pieces", "place"),
+    [
+        ([*of("Arrays", **LABEL), NONE], f"training example {BAD_ROW}"),
+        ([*of("Arrays", **LABEL), NONE, "trainer=fit", KERAS3], f"training example {BAD_ROW}"),
+        ([*of("Arrays", **LABEL), WORKERS, "data.visitation=once"], f"training example {BAD_ROW}"),
+        ([*of("Streams", **LABEL), NONE], r"a batch \(training\)"),
+        ([*of("Streams", **LABEL), NONE, "trainer=fit"], r"a batch \(training\)"),
+        ([*of("Streams", **LABEL), WORKERS], r"a batch \(training\)"),
+        ([*of("Streams", **LABEL), WORKERS, "trainer=fit", "evaluation=none"], r"a batch \(training\)"),
+        ([*of("Streams", **LABEL, part="evaluation"), NONE], f"evaluation example {BAD_ROW}"),
+        ([*of("Arrays", **LABEL, part="evaluation"), WORKERS, "evaluation=exact"], f"evaluation example {BAD_ROW}"),
+        ([*of("Arrays", **LABEL, part="evaluation"), WORKERS], f"evaluation example {BAD_ROW}"),
+        (
+            [*of("Streams", **LABEL, part="evaluation"), WORKERS, "trainer=fit", "evaluation=exact"],
+            f"evaluation example {BAD_ROW}",
+        ),
+    ],
+)
+def test_a_wrong_label_ends_the_run_with_its_value_and_its_place(train, pieces, place):
+    with pytest.raises(DataError, match=rf"(Arrays|Streams): the label is 2 in .*{place}, but must be 0 or 1"):
+        train(*OWN, *pieces)
+
+
+@pytest.mark.inprocess
+@pytest.mark.parametrize(
+    ("pieces", "shown"),
+    [
+        ([NONE], "the id 2148"),
+        ([NONE, "trainer=fit", KERAS3], "the id 2148"),
+        ([WORKERS, KERAS3], "the id 2148"),
+        ([WORKERS, "partitioner=fixed_shards"], "an id"),
+    ],
+)
+def test_an_id_outside_of_a_table_names_layer_and_feature(train, pieces, shown):
+    given = of("Arrays", wrong="item", value=2148)
+    with pytest.raises(TrainingError, match=rf"{LAYER} \(feature item\) got {shown} outside of its table of 10 rows"):
+        train(*OWN, *given, *pieces)
