@@ -19,6 +19,7 @@ from psrun.data import (
     header,
     label_guess,
     labels,
+    later_data,
     preparation,
     profiles,
     proposals,
@@ -80,6 +81,7 @@ class Table(ByNumber):
     Attributes:
       guessed: a row for each inferred feature, to display; see `proposals.Proposal.row`.
       notes: what was decided for the user, a line each.
+      differences: how rows differ from those that the model was trained on, a line each; among `warnings`, too.
 
     Raises:
       ConfigError: an option cannot be, or names a column that is not there.
@@ -183,7 +185,7 @@ class Table(ByNumber):
         self.warnings += (*guess.warnings, *table_features.unused(self.features))
         if not predicting:
             self._warn_of_unlabeled(targets)
-        self._check_classes(prepared, evaluated)
+        self._check_rows(prepared, evaluated, recorded, split_spec)
 
     def _add_facts(self, **facts: Any) -> None:
         self.facts = {**self.facts, **facts}
@@ -319,6 +321,44 @@ class Table(ByNumber):
         if other is not None and other.mean == 0:
             self.warnings += (f"{WEIGHT}: every evaluation example has the weight 0, so its metrics mean nothing",)
         self._add_facts(mean_weight=mean)
+
+    def _check_rows(
+        self,
+        prepared: PreparedSet,
+        evaluated: PreparedSet | None,
+        recorded: Mapping[str, Any],
+        split_spec: splits.SplitSpec,
+    ) -> None:
+        """Checks classes, and compares the evaluation rows and, of a run that goes on, the training rows with those
+        that the run was trained on.
+        """
+        self._check_classes(prepared, evaluated)
+        label = self._labels[0] if self.task in ("binary", "multiclass") else None
+        compare = functools.partial(
+            later_data.differences, features=self.features, class_names=self.label_vocabulary, label=label
+        )
+        trained = recorded.get("trained_on")
+        found = {}
+        if trained is None:  # a new run, or one from before there was a record
+            trained = later_data.training_record(self._train, self.features, label)
+        elif self.rows_to_predict is None:
+            found["training"] = compare(self._train, trained=trained, title="training rows")
+        if self._evaluation is not None:
+            rows = self.rows_to_predict
+            if rows is not None and not rows.labeled:
+                compare = functools.partial(compare, label=None)
+            found["evaluation"] = compare(
+                self._evaluation,
+                trained=trained,
+                title="evaluation rows" if rows is None else "rows to predict",
+                skipped=() if rows is None else rows.problems,
+                is_later=evaluated is None and split_spec.by in ("time", "last"),
+            )
+            if not recorded:
+                self.notes += found["evaluation"].notes
+        self.differences: tuple[str, ...] = tuple(text for each in found.values() for text in each.warnings)
+        self.warnings += self.differences
+        self._add_facts(trained_on=trained, compared={name: each.facts for name, each in found.items()})
 
     def recommended(self, global_batch_size: int | None) -> dict[str, Any]:
         """See `DataSource`."""

@@ -56,6 +56,10 @@ def _more_of_data(state: State, event: Event) -> State:
     return {"data": {**state.get("data", {}), **event.data}}
 
 
+def _later_data(state: State, event: Event) -> State:
+    return {"later_data": {**state.get("later_data", {}), **event.data}}
+
+
 def _placement(state: State, event: Event) -> State:
     balance = dict(event.data)
     return {"placement": balance.pop("placement"), "balance": balance}
@@ -146,6 +150,7 @@ CHANGES: dict[str, Change] = {
     "data": _data,
     "sharding": _more_of_data,
     "hashes": _more_of_data,
+    "later_data": _later_data,
     "network": _under("network"),
     "lookups": _given,
     "placement": _placement,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,9 +14,11 @@ from psrun.checkpoint.store import Store
 from psrun.cluster import strategy
 from psrun.config.run_config import RunConfig
 from psrun.data import load
+from psrun.data.source import DataSource
+from psrun.errors import RunFolderError
 from psrun.program.compiled_model import Program
 from psrun.results.events import Reporter
-from psrun.results.run_folder import RunFolder
+from psrun.results.run_folder import RunFolder, is_over
 from psrun.roles.chief import Chief
 from psrun.roles.task_context import TaskContext
 from psrun.training.evaluation import modes
@@ -35,6 +38,16 @@ def run(run_config: RunConfig, context: TaskContext) -> None:
         saved.chief.reporter.emit("evaluation", **result.recorded, path=str(path))
         if result.undefined is not None:
             saved.chief.reporter.warn(result.undefined, step=result.step)
+
+
+def report_differences(source: DataSource, folder: RunFolder, reporter: Reporter, mode: str) -> None:
+    """Warns where data differs from what the run was trained on, and records it in run.json if the run is over."""
+    for text in getattr(source, "differences", ()):
+        reporter.warn(text)
+    compared = source.facts.get("compared")
+    if compared and is_over(folder.stored()):
+        with contextlib.suppress(RunFolderError):  # a folder that may only be read
+            folder.record("later_data", **{mode: compared})
 
 
 @dataclass(frozen=True)
@@ -68,6 +81,7 @@ def saved_program(run_config: RunConfig, context: TaskContext, *, state: str) ->
     with Chief(run_config, context, reporter) as chief:
         strategy.prepare(run_config.cluster, context.topology)
         source = load.load_source(run_config, folder.stored().get("data"), chief.preparing, folder.path)
+        report_differences(source, folder, reporter, run_config.mode)
         with chief.program(load.planned(run_config, source), source) as program:
             store = Store(folder.checkpoints)
             checkpoint = load_model.restore(program.network, run_config.restore, store, reporter.warn)

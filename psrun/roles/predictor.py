@@ -25,7 +25,7 @@ from psrun.results.events import Reporter
 from psrun.results.run_folder import RunFolder
 from psrun.roles import recommender
 from psrun.roles.chief import Chief
-from psrun.roles.evaluation import saved_program
+from psrun.roles.evaluation import report_differences, saved_program
 from psrun.roles.task_context import TaskContext
 from psrun.training.evaluation import prediction_files
 from psrun.training.evaluation.shards import SHARDS_PER_WORKER, Shards
@@ -130,6 +130,7 @@ def _run_here(run_config: RunConfig, context: TaskContext) -> None:
     reporter = Reporter([context.console], started_s=context.started_s)
     with Chief(run_config, replace(context, topology=None), reporter) as chief:
         source = load.load_source(run_config, folder.stored().get("data"), chief.preparing, folder.whole.path)
+        report_differences(source, folder, reporter, run_config.mode)
         run_config = load.planned(run_config, source)
         rows = _Input(source, run_config.predict.keep)
         loaded = load_model.load(run_config, source, Store(folder.checkpoints), reporter.warn)

@@ -22,6 +22,7 @@ from psrun.program.approximate_index import ApproximateIndex
 from psrun.program.pair_scores import PairScores
 from psrun.results.events import Reporter
 from psrun.roles.chief import Chief
+from psrun.roles.evaluation import report_differences
 from psrun.roles.task_context import TaskContext
 
 _PAIRS = 1 << 22  # scores in memory at a time
@@ -37,6 +38,7 @@ def run(run_config: RunConfig, context: TaskContext) -> None:
     reporter = Reporter([context.console], started_s=context.started_s)
     with Chief(run_config, replace(context, topology=None), reporter) as chief:
         source = load.load_source(run_config, folder.stored().get("data"), chief.preparing, folder.whole.path)
+        report_differences(source, folder, reporter, run_config.mode)
         run_config = load.planned(run_config, source)
         loaded = load_model.load(run_config, source, Store(folder.checkpoints), reporter.warn)
         evaluation = run_config.evaluation
