@@ -129,16 +129,19 @@ def differences(
         "missing": missing,
     }
     if label is not None and "classes" in trained:
-        new = {each: count for each, count in _classes(rows, label).items() if each not in trained["classes"]}
-        facts["unknown_classes"] = {str(each): count for each, count in new.items()}
-        for each, count in new.items():
-            name = each if class_names is None else repr([*class_names][each])
-            warnings.append(f"{title}: {count:,} have the class {name}, which no training row has")
-    notes = ()
+        new_classes = {}
+        for number, count in _classes(rows, label).items():
+            if number in trained["classes"]:
+                continue
+            shown = str(number) if class_names is None else repr([*class_names][number])
+            new_classes[shown] = count
+            warnings.append(f"{title}: {count:,} have the class {shown}, which no training row has")
+        facts["unknown_classes"] = new_classes
+    notes = []
     if later:
         message = "the held-out rows are later: more of their values than usual are new to the model in"
-        notes = (f"{message} {', '.join(later)}",)
-    return Differences(facts, tuple(warnings), notes)
+        notes.append(f"{message} {', '.join(later)}")
+    return Differences(facts, tuple(warnings), tuple(notes))
 
 
 def _lines(texts: list[tuple[str, str]], title: str) -> Iterator[str]:
@@ -199,7 +202,7 @@ def _spelling(feature: Feature, counted: _Counted) -> str:
     example = next(iter(counted.words), None)
     if feature.dtype != tf.string:
         return f"such as {example}"
-    plain = {}
+    plain: dict[str, str] = {}
     for word in _vocabulary(feature):
         plain.setdefault(_plain(word), word)
     twins = {word: plain[_plain(word)] for word in counted.words if _plain(word) in plain}

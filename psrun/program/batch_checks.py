@@ -7,6 +7,7 @@ waits for it. A wrong value raises InvalidArgumentError with a text that `messag
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -59,14 +60,37 @@ def check_arrays(source: DataSource, checks: BatchChecks) -> None:
         checks.checked(batch, Place("training", examples))
         return number
 
-    try:
+    with data_errors():
         for _ in source.read(numbers.map(lambda examples: (examples[0], examples)), looked_at):
             pass
+
+
+@contextlib.contextmanager
+def data_errors() -> Iterator[None]:
+    """Raises what the checks of batches have found as DataError."""
+    try:
+        yield
     except tf.errors.InvalidArgumentError as error:
         message = message_in(str(error))
         if message is None:
             raise
         raise DataError(message) from error
+
+
+def evaluated(
+    batches: tf.data.Dataset, batch_size: int, ready: Callable[[tuple[Any, ...], Place], Any], first: Any = 0
+) -> tf.data.Dataset:
+    """`ready` of evaluation batches, each with the place of its examples.
+
+    Args:
+      first: the number of the first batch.
+    """
+
+    def numbered(number: tf.Tensor, batch: tuple[Any, ...]) -> Any:
+        num_rows = tf.shape(tf.nest.flatten(batch[1])[0], tf.int64)[0]
+        return ready(batch, Place("evaluation", number * batch_size + tf.range(num_rows)))
+
+    return batches.enumerate(first).map(numbered).prefetch(2)
 
 
 def check_spec(source: DataSource, batch: Any) -> None:

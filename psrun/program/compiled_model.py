@@ -30,7 +30,7 @@ from psrun.errors import ConfigError, Problem
 from psrun.metrics.ranking import RankingMetric
 from psrun.models.model import Model
 from psrun.program import class_weights, evaluation_keys, list_inputs, lookups, objective
-from psrun.program.batch_checks import BatchChecks, Place, check_spec, is_scanned
+from psrun.program.batch_checks import BatchChecks, Place, check_spec, evaluated, is_scanned
 from psrun.program.evaluation_sizes import eval_batch_size
 from psrun.program.example_counter import ExamplesSeen
 from psrun.program.train_step import OwnTrainStep
@@ -268,16 +268,10 @@ class Program:
     ) -> tf.data.Dataset:
         batch_size = eval_batch_size(self.config)
         batches = evaluation_batches(self.source, batch_size, shard)
-        self._check_spec(batches.element_spec)
         first: tf.Tensor | int = 0
         if shard is not None:
             first, _ = shard_of(-(-self.source.num_eval_examples // batch_size), shard)
-
-        def numbered(number: tf.Tensor, batch: tuple[Any, ...]) -> Any:
-            num_rows = tf.shape(tf.nest.flatten(batch[1])[0], tf.int64)[0]
-            return ready(batch, Place("evaluation", number * batch_size + tf.range(num_rows)))
-
-        return batches.enumerate(first).map(numbered).prefetch(2)
+        return evaluated(batches, batch_size, ready, first)
 
     def _check_spec(self, batch: Any) -> None:
         list_inputs.check_features(self.source.features, batch)

@@ -29,9 +29,9 @@ def message_in(error: str, network: tf_keras.Model, features: Mapping[str, Featu
     names = _features(layer, features)
     of_features = f" (feature {', '.join(names)})" if names else ""
     num_rows = getattr(layer, "input_dim", None)
-    table = "its table" if num_rows is None else f"its table of {num_rows:,} rows (ids from 0 to {num_rows - 1:,})"
+    size = "" if num_rows is None else f" of {num_rows:,} rows (ids from 0 to {num_rows - 1:,})"
     shown = "an id" if number is None else f"the id {number}"
-    return f"the layer {layer.name}{of_features} got {shown} outside of {table}"
+    return f"the layer {layer.name}{of_features} got {shown} outside of its table{size}"
 
 
 def _layer(node: str, network: tf_keras.Model) -> Any:

@@ -19,6 +19,7 @@ from psrun.data import labels, load
 from psrun.data.source import DataSource, evaluation_batches, reads_shards, task_of
 from psrun.errors import ConfigError, DataError, Problem
 from psrun.program import objective
+from psrun.program.batch_checks import BatchChecks, data_errors, evaluated
 from psrun.program.compiled_model import Program
 from psrun.program.evaluation_sizes import eval_batch_size, num_eval_batches
 from psrun.results.events import Reporter
@@ -220,9 +221,12 @@ def _here(run_config: RunConfig, loaded: load_model.LoadedModel) -> Batches:
         input_signature=[load_model.signature(loaded.source)],
     )
     batch_size = eval_batch_size(run_config)
-    for features, label, *_ in evaluation_batches(loaded.source, batch_size).prefetch(2):
-        label = label if to_class_numbers is None else to_class_numbers(label)
-        yield tf.nest.map_structure(_array, (label, predict(features)))
+    checks = BatchChecks(loaded.source, loaded.model, has_labels=False)
+    batches = evaluated(evaluation_batches(loaded.source, batch_size), batch_size, checks.checked)
+    with data_errors():
+        for features, label, *_ in batches:
+            label = label if to_class_numbers is None else to_class_numbers(label)
+            yield tf.nest.map_structure(_array, (label, predict(features)))
 
 
 def _array(values: Any) -> Any:

@@ -24,6 +24,7 @@ from psrun.config.topology import CHIEF, Task
 from psrun.data import load
 from psrun.errors import CheckpointError, ChiefGoneError, ConfigError
 from psrun.process import Stop
+from psrun.program.batch_checks import data_errors
 from psrun.program.build import build, build_state, start_afresh
 from psrun.program.compiled_model import Program
 from psrun.results import task_files
@@ -228,7 +229,8 @@ class Sidecar:
         built, evaluation = self._program
         checkpoint = self._source.restore(built.network, name, built.config.trainer.num_steps)
         built.optimizer.iterations.assign(checkpoint.step)  # callbacks read the step there
-        return evaluation.evaluate(checkpoint.step, lambda: None), checkpoint
+        with data_errors():
+            return evaluation.evaluate(checkpoint.step, lambda: None), checkpoint
 
     def _report(self, evaluation: Evaluation, checkpoint: CheckpointInfo) -> None:
         """Reports an evaluation as an event, to the tracker, and as a file."""

@@ -27,15 +27,10 @@ LABEL = {"wrong": "label", "value": 2.0}
     ("pieces", "place"),
     [
         ([*of("Arrays", **LABEL), NONE], f"training example {BAD_ROW}"),
-        ([*of("Arrays", **LABEL), NONE, "trainer=fit", KERAS3], f"training example {BAD_ROW}"),
-        ([*of("Arrays", **LABEL), WORKERS, "data.visitation=once"], f"training example {BAD_ROW}"),
-        ([*of("Streams", **LABEL), NONE], r"a batch \(training\)"),
         ([*of("Streams", **LABEL), NONE, "trainer=fit"], r"a batch \(training\)"),
         ([*of("Streams", **LABEL), WORKERS], r"a batch \(training\)"),
-        ([*of("Streams", **LABEL), WORKERS, "trainer=fit", "evaluation=none"], r"a batch \(training\)"),
         ([*of("Streams", **LABEL, part="evaluation"), NONE], f"evaluation example {BAD_ROW}"),
         ([*of("Arrays", **LABEL, part="evaluation"), WORKERS, "evaluation=exact"], f"evaluation example {BAD_ROW}"),
-        ([*of("Arrays", **LABEL, part="evaluation"), WORKERS], f"evaluation example {BAD_ROW}"),
         (
             [*of("Streams", **LABEL, part="evaluation"), WORKERS, "trainer=fit", "evaluation=exact"],
             f"evaluation example {BAD_ROW}",
@@ -52,7 +47,6 @@ def test_a_wrong_label_ends_the_run_with_its_value_and_its_place(train, pieces, 
     ("pieces", "shown"),
     [
         ([NONE], "the id 2148"),
-        ([NONE, "trainer=fit", KERAS3], "the id 2148"),
         ([WORKERS, KERAS3], "the id 2148"),
         ([WORKERS, "partitioner=fixed_shards"], "an id"),
     ],
@@ -61,3 +55,16 @@ def test_an_id_outside_of_a_table_names_layer_and_feature(train, pieces, shown):
     given = of("Arrays", wrong="item", value=2148)
     with pytest.raises(TrainingError, match=rf"{LAYER} \(feature item\) got {shown} outside of its table of 10 rows"):
         train(*OWN, *given, *pieces)
+
+
+@pytest.mark.inprocess
+def test_a_feature_that_is_not_a_number_ends_evaluations_and_predictions(train, predict):
+    _, folder = train(*OWN, *of("Arrays"), NONE)
+    given = [*OWN, *of("Streams", wrong="x", value="nan", part="evaluation"), NONE]
+    expected = (
+        rf"Streams: the feature x is nan in evaluation example {BAD_ROW}; declare Feature\(\.\.\., nullable=True\)"
+    )
+    with pytest.raises(DataError, match=expected):
+        predict(folder, *given)
+    with pytest.raises(DataError, match=expected):
+        train(*given)

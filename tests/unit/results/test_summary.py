@@ -56,6 +56,8 @@ CASES = [
     ("data", {"evaluation": EVALUATION}, {"data": {}}, {"data": {}, "evaluation": EVALUATION}),
     ("sharding", {"data": {"num": 5}}, {"sharding": "files"}, {"data": {"num": 5, "sharding": "files"}}),
     ("hashes", {"data": {"num": 5}}, {"hashes": {"a.csv": {}}}, {"data": {"num": 5, "hashes": {"a.csv": {}}}}),
+    ("later_data", {"later_data": {"evaluate": {}}}, {"predict": {"evaluation": {}}},
+     {"later_data": {"evaluate": {}, "predict": {"evaluation": {}}}}),
     ("placement", {}, {"placement": [SHARD], "most_bytes": 8}, {"placement": [SHARD], "balance": {"most_bytes": 8}}),
     ("tracker", {}, {"name": "mlflow", "kind": "mlflow", "run_id": "a"},
      {"tracker": {"kind": "mlflow", "run_id": "a"}, "trackers": {"mlflow": {"kind": "mlflow", "run_id": "a"}}}),
