@@ -267,6 +267,9 @@ def check_recorded(recorded: Mapping[str, Any], num_train: int, num_eval: int | 
     if known == now:
         yield f"{KEY}: {earlier}; the sides have the same numbers of rows today"
         return
+    if num_eval is None:
+        yield f"{KEY}: {earlier}, which chose other rows: {known[0]} to train on, today {num_train}"
+        return
     message = f"{earlier}, which chose other rows: {known[0]} to train and {known[1]} to evaluate on, today {now[0]}"
     message += f" and {now[1]}; train again, or evaluate on other files with data.eval_path=FILE"
     raise ConfigError([Problem(KEY, message)])

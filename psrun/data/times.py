@@ -109,6 +109,8 @@ def _of_numbers(column: pa.Array) -> Times:
         values = column.fill_null(0).to_numpy(zero_copy_only=False)
         whole = np.minimum(values, _MOST).astype(np.int64) if types.is_uint64(column.type) else values.astype(np.int64)
         return Times(whole, np.zeros(len(whole)), np.where(is_there, NUMBER, MISSING).astype(np.int8))
+    if types.is_decimal(column.type):
+        return _of_texts(column.cast(pa.string()), None)
     numbers = column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
     whole, fraction = _parts(numbers)
     kinds = np.where(np.isfinite(numbers), NUMBER, UNREADABLE)
@@ -134,10 +136,7 @@ def _of_texts(texts: pa.StringArray, time_format: str | None) -> Times:
         numbers = notations.numbers(texts)
         is_number = _valid(numbers) & ~missing
         if is_number.any():
-            integers = notations.integers(texts)
-            is_integer = _valid(integers)
-            whole, fraction = _parts(numbers.fill_null(0.0).to_numpy(zero_copy_only=False))
-            whole = np.where(is_integer, integers.fill_null(0).to_numpy(zero_copy_only=False), whole)
+            whole, fraction = _parts_of_texts(texts, numbers)
             kinds[is_number] = NUMBER
     rest = kinds == UNREADABLE
     if rest.any():
@@ -151,6 +150,25 @@ def _of_texts(texts: pa.StringArray, time_format: str | None) -> Times:
         is_zoned = zoned.astype(bool) & (time_format is None)
         kinds[rest] = np.where(_valid(instants), np.where(is_zoned, ZONED, TIME), UNREADABLE)
     return Times(whole, fraction, kinds)
+
+
+def _parts_of_texts(texts: pa.StringArray, numbers: pa.DoubleArray) -> tuple[np.ndarray, np.ndarray]:
+    """The numbers in texts as int64 and the rest, with all digits: no double has nanoseconds beside today's seconds.
+
+    Args:
+      numbers: in the texts, as doubles.
+    """
+    whole, fraction = _parts(numbers.fill_null(0.0).to_numpy(zero_copy_only=False))
+    integers = notations.integers(texts)
+    whole = np.where(_valid(integers), integers.fill_null(0).to_numpy(zero_copy_only=False), whole)
+    found = pc.extract_regex(pc.utf8_trim_whitespace(texts), r"^(?P<whole>[0-9]{1,18})(?P<rest>\.[0-9]+)$")
+    is_found = _valid(found)
+    if is_found.any():
+        digits = pc.struct_field(found, "whole").cast(pa.int64()).fill_null(0)
+        rest = pc.struct_field(found, "rest").cast(pa.float64()).fill_null(0.0)
+        whole = np.where(is_found, digits.to_numpy(zero_copy_only=False), whole)
+        fraction = np.where(is_found, rest.to_numpy(zero_copy_only=False), fraction)
+    return whole, fraction
 
 
 def _valid(array: pa.Array) -> np.ndarray:
@@ -267,9 +285,11 @@ def check_type(key: str, name: str, kind: pa.DataType) -> None:
 
 
 def text(whole: int, fraction: float, *, are_instants: bool) -> int | float | str:
-    """A time for run.json: a number, or ISO 8601."""
+    """A time for run.json: a number, its digits if no double has them all, or ISO 8601."""
     if not are_instants:
-        return whole + fraction if fraction else whole
+        number = whole + fraction if fraction else whole
+        is_exact = whole < 0 or number - whole == fraction
+        return number if is_exact else f"{whole}{np.format_float_positional(fraction, trim='-').lstrip('0')}"
     shown = str(np.datetime64(whole, "s"))
     nanoseconds = round(fraction * 10**9)
     return f"{shown}.{nanoseconds:09d}" if nanoseconds else shown
@@ -285,16 +305,16 @@ def parsed(recorded: float | str, *, are_instants: bool) -> tuple[int, float]:
     Raises:
       ValueError: it is a time of the other kind.
     """
-    if isinstance(recorded, str):
-        if not are_instants:
+    is_number = not isinstance(recorded, str) or "T" not in recorded
+    if not are_instants:
+        if not is_number:
             raise ValueError(f"{recorded} is not a number")
-        shown, _, nanoseconds = recorded.partition(".")
-        whole = int(np.datetime64(shown, "s").astype(np.int64))
-        return whole, int(nanoseconds or 0) / 10**9
-    if are_instants:
-        if isinstance(recorded, int):
-            raise ValueError(f"{recorded} is not a date or time")
+        times = _of_texts(pa.array([str(recorded)]), None)
+        return int(times.whole[0]), float(times.fraction[0])
+    if isinstance(recorded, float):
         whole, micros = divmod(int(np.ceil(recorded)), 10**6)
         return whole, micros / 10**6
-    times = read(pa.array([recorded]), None)
-    return int(times.whole[0]), float(times.fraction[0])
+    if isinstance(recorded, int) or is_number:
+        raise ValueError(f"{recorded} is not a date or time")
+    shown, _, nanoseconds = recorded.partition(".")
+    return int(np.datetime64(shown, "s").astype(np.int64)), int(nanoseconds or 0) / 10**9

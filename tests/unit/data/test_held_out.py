@@ -200,6 +200,8 @@ EXACT: dict[str, Any] = {
     "floats": pa.array(np.arange(100) / 1000),
     "floats as text": [f"{number / 1000}" for number in range(100)],
     "integers and floats as text": [f"{2**53 + number}" for number in range(99)] + ["9007199254741091.5"],
+    "seconds with nanoseconds": [f"{NOW}.{number:09d}" for number in range(100)],
+    "decimals with nanoseconds": pa.array([Decimal(f"{NOW}.{number:09d}") for number in range(100)]),
     "ISO with nine digits": [f"2024-01-01T00:00:00.{number:09d}" for number in range(100)],
     "times of the day": pa.array(range(100), pa.time64("ns")),
     "dates": [date(1600 + number, 1, 1).isoformat() for number in range(100)],
