@@ -17,7 +17,7 @@ class AssignedWeights(Stage):
     """Looks for assignments in the forward pass: an assigned value is without what other workers did since it was read.
 
     Args:
-      warn: called once for each variable.
+      warn: called with the names of variables, once for each.
     """
 
     def __init__(self, program: Program, warn: Callable[[str], None]) -> None:
@@ -35,19 +35,21 @@ class AssignedWeights(Stage):
 
     def gradients(self, apply: Apply) -> Apply:
         def after_forward_pass(*arguments: Any, **options: Any) -> Any:
-            for variable in assigned_by(_operations()[self._num_before :], self._variables):
-                self._report(split_name(variable.name)[0])
+            assigned = assigned_by(_operations()[self._num_before :], self._variables)
+            self._report({split_name(variable.name)[0] for variable in assigned})
             return apply(*arguments, **options)
 
         return after_forward_pass
 
-    def _report(self, name: str) -> None:
-        if name in self._named:
+    def _report(self, names: set[str]) -> None:
+        new = sorted(names - self._named)
+        if not new:
             return
-        self._named.add(name)
+        self._named.update(new)
         self._warn(
-            f"a layer assigns {name} in each step: what other workers change between its reading and its assignment is "
-            "lost, so that the numbers are not those of one worker; cluster.num_workers=1 has none of this"
+            f"layers assign {', '.join(new)} in each step: what other workers change between the reading of a weight "
+            "and its assignment is lost, so that the numbers are not those of one worker; set cluster.num_workers=1 "
+            "for those"
         )
 
 
