@@ -55,7 +55,8 @@ class ColumnSpec:
       dtype: float32, int64 or string; `width`: values per row.
       default: replaces a missing value; None: such a row is malformed, except for an empty string.
       nullable: whether missing numbers become NaN.
-      decimal_mark, part, time_format: as of `feature_spec.FeatureSpec`.
+      decimal_mark, part, time_format: as in `feature_spec.FeatureSpec`.
+      unit: of numbers with a decimal mark; empty for none.
       is_label: rows without it are left out, and are not malformed.
       num_classes: for a label, which must be in 0 to num_classes - 1.
       vocabulary: for a label, the valid values, all strings or all integers; converted to class numbers.
@@ -72,6 +73,7 @@ class ColumnSpec:
     default: float | int | str | None = None
     nullable: bool = False
     decimal_mark: str | None = None
+    unit: str = ""
     part: str | None = None
     time_format: str | None = None
     is_label: bool = False
@@ -350,7 +352,7 @@ def _arrow_numbers(array: pa.Array, spec: ColumnSpec) -> pa.Array:
             return notations.part(notations.instants(array, spec.time_format), spec.part).cast(target)
         return pa.nulls(len(array), target)
     if types.is_string(kind):
-        return notations.integers(array) if spec.dtype == "int64" else notations.numbers(array, spec.decimal_mark)
+        return _numbers_of_text(array, spec)
     if types.is_duration(kind):
         microseconds = array.cast(pa.duration("us")).cast(pa.int64()).cast(pa.float64(), safe=False)
         return pc.divide(microseconds, 1e6).cast(target)
@@ -369,6 +371,12 @@ def _arrow_numbers(array: pa.Array, spec: ColumnSpec) -> pa.Array:
         return numbers
     is_whole = pc.and_(pc.equal(pc.floor(numbers), numbers), pc.less(pc.abs(numbers), float(_INT64)))
     return pc.if_else(is_whole, numbers, None).cast(pa.int64())
+
+
+def _numbers_of_text(array: pa.StringArray, spec: ColumnSpec) -> pa.Array:
+    if spec.dtype == "int64":
+        return notations.integers(array)
+    return notations.numbers(array, spec.decimal_mark, spec.unit)
 
 
 def _class_numbers(array: pa.Array, vocabulary: Sequence[str] | Sequence[int]) -> pa.Array:
@@ -408,6 +416,8 @@ def _problem(item: Any, spec: ColumnSpec) -> str:
         return _unknown_class(item, spec.vocabulary)
     if spec.part is not None:
         return f"{item!r} is not a date as the others"
+    if isinstance(item, str) and spec.dtype == "float32" and (problem := _other_notation(item, spec)):
+        return problem
     problem = f"is not {_KINDS[spec.dtype]}"
     with contextlib.suppress(TypeError, ValueError, OverflowError):
         number = float(item)
@@ -419,6 +429,25 @@ def _problem(item: Any, spec: ColumnSpec) -> str:
             problem = "is too large for an int64"
     hint = "; name such classes with data.label_vocabulary=[...]" if spec.num_classes is not None else ""
     return f"{item!r} {problem}{hint}"
+
+
+def _other_notation(item: str, spec: ColumnSpec) -> str:
+    """The problem of a number that is written in another way than the column has; empty for other text."""
+    text = pa.array([item])
+    if spec.decimal_mark is not None:
+        unit = notations.units(text, spec.decimal_mark)[0].as_py()
+        if unit is not None and unit != spec.unit:
+            has = f"the unit {unit}" if unit else "no unit"
+            expected = f"have {spec.unit}" if spec.unit else "have none"
+            return f"{item!r} has {has}, but the training files {expected} (the key unit in data.features)"
+    for mark in (".", ","):
+        if mark != spec.decimal_mark and notations.units(text, mark).null_count == 0:
+            plain = notations.numbers(text).null_count == 0
+            if spec.decimal_mark is None and not plain:
+                return f"{item!r} is no plain number; data.decimal_mark says how such numbers are written"
+            if spec.decimal_mark is not None:
+                return f"{item!r} does not fit decimal_mark={spec.decimal_mark}"
+    return ""
 
 
 def _unknown_class(item: Any, vocabulary: Sequence[str] | Sequence[int]) -> str:

@@ -17,10 +17,22 @@ from rich.table import Table
 
 from psrun import process
 from psrun.config import schema
-from psrun.data import feature_spec, files, formats, label_guess, profiles, proposals, synthesis, text
+from psrun.data import (
+    decimal_marks,
+    feature_spec,
+    files,
+    formats,
+    label_guess,
+    notations,
+    profiles,
+    proposals,
+    synthesis,
+    text,
+)
 from psrun.data import histories as recipes
 from psrun.data.contents import FEW, spelling_warning
 from psrun.data.feature_spec import FeatureSpec
+from psrun.data.notations import Notation
 from psrun.data.profiles import Profile
 from psrun.data.proposals import Proposal
 from psrun.data.rows import TEXT, Layout
@@ -72,6 +84,8 @@ def _add_inspect(subcommands: argparse._SubParsersAction[argparse.ArgumentParser
     part.add_argument("--format", choices=_FORMATS, help="if the file names do not tell")
     part.add_argument("--columns", metavar="NAME,NAME,...", help="column names of text without a header")
     part.add_argument("--delimiter", metavar="C", help="field delimiter of text, such as ';'")
+    part.add_argument("--decimal-mark", choices=(".", ","), help="of numbers in text, such as 1.521,00 EUR")
+    part.add_argument("--time-format", metavar="FORMAT", help="of times in text, such as %%d.%%m.%%Y")
     part.add_argument("--encoding", metavar="NAME", default="utf-8", help="encoding of text, such as latin-1")
 
 
@@ -160,20 +174,25 @@ def _inspect(
     columns: str | None,
     delimiter: str | None,
     encoding: str,
+    decimal_mark: str | None,
+    time_format: str | None,
 ) -> ExitCode:
     """Shows one row per feature, and optionally writes a choice of the group `data`."""
     if write is not None and write.exists():
         raise ConfigError(f"{write} exists; choose another name for --write")
     paths = [file for name in names for file in files.find(name)]
     named = None if columns is None else columns.split(",")
-    if wrong := list(text.problems(delimiter, named, encoding)):
+    wrong = [*text.problems(delimiter, named, encoding), *notations.problems(decimal_mark, time_format)]
+    if wrong:
         raise ConfigError(wrong)
+    notation = Notation(decimal_mark, time_format)
     layout = formats.layout(paths, format=format, delimiter=delimiter, columns=named, encoding=encoding)
     if layout.format == "tfrecord":
         raise ConfigError("TFRecord files have no schema, because records may differ; write data.features yourself")
     _check_label(paths[0], layout, label)
-    looked = profiles.profile_files(paths, layout, cache=files.cache())
-    guessed = proposals.propose(looked.values(), (label, weight))
+    looked = profiles.profile_files(paths, layout, cache=files.cache(), notation=notation)
+    guessed = proposals.propose(looked.values(), (label, weight), formats.index_columns(paths[0], layout))
+    _check_marks(looked, guessed, label, layout)
     first = next(iter(looked.values()))
     if not first.num_rows:
         raise DataError(f"{paths[0]} has no rows")
@@ -184,7 +203,7 @@ def _inspect(
     console.print(feature_table([each.row(name) for name, each in guessed.items()], title))
     warn = warner(console)
     header_hint = text.header_hint(tuple(looked), layout)
-    for message in _warnings(guessed, first, None if label is None else looked[label], header_hint):
+    for message in _warnings(guessed, first, None if label is None else looked[label], header_hint, notation):
         warn(message)
     if task is not None:
         console.print(f"label {label}: {task.note}", soft_wrap=True)
@@ -193,7 +212,9 @@ def _inspect(
     if write is not None:
         where = {"path": _pattern(names, paths), "label": label or schema.MISSING}
         where |= {} if weight is None else {"weight": weight}
-        _write_choice(write, guessed, {**where, **_how(layout, format), **(task.options if task is not None else {})})
+        _write_choice(
+            write, guessed, {**where, **_how(layout, format, notation), **(task.options if task is not None else {})}
+        )
         console.print(_advice(write), soft_wrap=True)
     return ExitCode.DONE
 
@@ -211,18 +232,34 @@ def _check_label(name: str, layout: Layout, label: str | None) -> None:
     raise ConfigError(missing + hint)
 
 
+def _check_marks(
+    looked: Mapping[str, Profile], guessed: Mapping[str, Proposal], label: str | None, layout: Layout
+) -> None:
+    """Raises ConfigError if a feature or the label has two readings."""
+    used = [each.profile.column for each in guessed.values() if each.feature is not None]
+    if label is not None:
+        used.append(label)
+    decimal_marks.check(looked, used, layout)
+
+
 def _of_command(hint: str) -> str:
     return hint.replace("data.columns=[...]", "--columns NAME,NAME,...")
 
 
 def _warnings(
-    guessed: Mapping[str, Proposal], first: Profile, label: Profile | None, header_hint: str
+    guessed: Mapping[str, Proposal],
+    first: Profile,
+    label: Profile | None,
+    header_hint: str,
+    notation: Notation,
 ) -> Iterator[str]:
     if header_hint:
         yield _of_command(header_hint).strip()
     if label is not None and label.spellings:
         yield spelling_warning(f"label {label.column}", label.spellings)
-    yield from proposals.warnings(guessed)
+    yield from proposals.warnings(guessed, notation)
+    if note := proposals.index_note(guessed):
+        yield note
     if first.num_bad:
         rows = "row is" if first.num_bad == 1 else "rows are"
         message = f"{first.num_bad:,} malformed {rows} not counted; the first is {first.first_bad}"
@@ -234,7 +271,7 @@ def _check_weight(weight: str, label: str | None, name: str, columns: Mapping[st
         raise ConfigError(f"{name} has no column {weight!r}.{schema.did_you_mean(weight, columns)}")
     if weight == label:
         raise ConfigError(f"{weight!r} is the label; choose another column for --weight")
-    if columns[weight].kind not in ("integers", "numbers") or columns[weight].decimal_mark is not None:
+    if columns[weight].kind not in ("integers", "numbers") or columns[weight].unit:
         raise ConfigError(f"column {weight!r} of {name} does not hold numbers; choose another column for --weight")
 
 
@@ -247,9 +284,10 @@ def _show_weight(console: Console, weight: Profile) -> None:
         warner(console)(f"column {weight.column} has {' and '.join(what)}; {remedy}")
 
 
-def _how(layout: Layout, format: str | None) -> dict[str, Any]:
+def _how(layout: Layout, format: str | None, notation: Notation) -> dict[str, Any]:
     """The options of `data` that are needed to read the files."""
     options: dict[str, Any] = {"format": format} if format else {}
+    options |= {key: value for key, value in dataclasses.asdict(notation).items() if value is not None}
     if layout.is_text and layout.delimiter != TEXT[layout.format]:
         options["delimiter"] = layout.delimiter
     if layout.columns is not None:

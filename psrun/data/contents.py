@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,30 +14,36 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from psrun.data import notations
+from psrun.data.notations import NO_NOTATION, Notation
 
 FEW = 256  # different values of a category
 LISTED = 100_000  # different values that a profile lists
 _ALL_LISTED = 1000  # of more different values, those that occur once are not listed
 _FIRST = 100
+_SHOWN = 10  # values that fit a reading, or do not
+_NEARLY = 10  # how many values fit for each that does not, at least, where nearly all do
 _SPELLINGS = 10_000  # different values of which several ways to write one are looked for
+MARKS = (".", ",")
 
 
-def content_of(kind: pa.DataType) -> Content:
+def content_of(kind: pa.DataType, notation: Notation) -> Content:
     types = pa.types
     if types.is_null(kind):
         return Nothing(is_other=False)
     if types.is_decimal(kind):
-        return _Text(text=False)
+        return _Text(NO_NOTATION, text=False)
     if types.is_boolean(kind):
         return _Booleans()
-    if types.is_integer(kind) or types.is_floating(kind) or types.is_duration(kind):
-        return _Numbers()
+    if types.is_integer(kind):
+        return _Numbers(notation)
+    if types.is_floating(kind) or types.is_duration(kind):
+        return _Numbers(NO_NOTATION)
     if types.is_temporal(kind):
         return _Times()
     texts = (types.is_string, types.is_large_string, types.is_string_view)
     binaries = (types.is_binary, types.is_large_binary, types.is_binary_view, types.is_fixed_size_binary)
     if any(each(kind) for each in (*texts, *binaries)):
-        return _Text(text=True)
+        return _Text(notation, text=True)
     return Nothing(is_other=True)
 
 
@@ -103,12 +111,12 @@ def _are_whole(numbers: pa.Array) -> bool:
 class _Numbers(Content):
     """Integers and floats; durations are seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, notation: Notation) -> None:
         self._range = _Range()
         self._whole = True
         self._is_integer = False
         self._num_nan = 0
-        self._calendar = _Calendars(_INTEGER_FORMATS)
+        self._times = _TimeReading(notation.time_format) if notation.has_days else None
 
     def simplified(self, values: pa.Array, counts: pa.Array) -> tuple[pa.Array, np.ndarray]:
         values, numbers = super().simplified(values, counts)
@@ -127,13 +135,13 @@ class _Numbers(Content):
         self._range.add_array(values)
         if not self._is_integer:
             self._whole &= _are_whole(values)
-        elif self._calendar.is_alive:
-            self._calendar.add_integers(values)
+        elif self._times is not None:
+            self._times.add(values.cast(pa.string()))
 
     def facts(self, values: pa.Array, counts: np.ndarray, factor: int) -> dict[str, Any]:
         missing = {"num_unmarked_missing": self._num_nan}
-        if self._is_integer and (times := self._calendar.facts(values, counts, factor)):
-            return {**times, **missing}
+        if self._times is not None and self._times.fits_all:
+            return {**self._times.facts(values, counts, factor), **missing}
         kind = "integers" if self._is_integer else "numbers"
         most = LISTED if self._whole else FEW
         if self._whole and not self._is_integer and len(values) <= LISTED:
@@ -187,71 +195,160 @@ class _Calendar:
         }
 
 
-_INTEGER_FORMATS = ("%Y%m%d", "%Y%m%d%H%M%S")  # and the ranges of such integers
-_INTEGER_RANGES = ((19000101, 21001231), (19000101000000, 21001231235959))
+class _Reading:
+    """One way to read the texts of a column. It gives up when half of the values do not fit.
 
+    Attributes:
+      first, odd: the first values that fit, and the first that do not.
+    """
 
-class _Calendars:
-    """The time formats that all values of a column have."""
-
-    def __init__(self, time_formats: Sequence[str | None]) -> None:
-        self._alive: dict[str | None, _Calendar] | None = None
-        self._time_formats = time_formats
-
-    @property
-    def is_alive(self) -> bool:
-        return self._alive is None or bool(self._alive)
-
-    def add_integers(self, integers: pa.Array) -> None:
-        """Integers that may be dates such as 20210131; 1950 of them in a row are not."""
-        least, most = pc.min_max(integers).as_py().values()
-        if least is None:
-            return
-        if any(low <= least and most <= high for low, high in _INTEGER_RANGES):
-            self.add(integers.cast(pa.string()))
-        else:
-            self._alive = {}
+    def __init__(self, read: Callable[[pa.StringArray], pa.Array]) -> None:
+        self._read = read
+        self._num_fitting = 0
+        self._num_odd = 0
+        self.first: list[str] = []
+        self.odd: list[str] = []
 
     def add(self, texts: pa.StringArray) -> None:
-        """Texts without missing values and without blanks around them."""
-        if not len(texts):
+        """Adds different values, without blanks around them and without missing ones."""
+        for part in (texts.slice(0, _FIRST), texts.slice(_FIRST)):
+            if not len(part) or self._is_hopeless:
+                return
+            values = self._read(part)
+            fits = pc.is_valid(values)
+            self._num_fitting += len(values) - values.null_count
+            self._num_odd += values.null_count
+            if values.null_count:
+                odd = part.filter(pc.invert(fits))
+                self.odd += odd.slice(0, _SHOWN - len(self.odd)).to_pylist()
+                part = part.filter(fits)
+                values = values.drop_null()
+            if len(part):
+                self.first += part.slice(0, _SHOWN - len(self.first)).to_pylist()
+                self._take(part, values)
+
+    def _take(self, texts: pa.StringArray, values: pa.Array) -> None:
+        """Takes notice of values that fit."""
+
+    @property
+    def _is_hopeless(self) -> bool:
+        return self._num_odd > max(_FIRST // 2, self._num_fitting)
+
+    @property
+    def fits_all(self) -> bool:
+        return self._num_fitting > 0 and self._num_odd == 0
+
+    @property
+    def fits_nearly(self) -> bool:
+        """Whether it fits all values, or all but a few."""
+        return self._num_fitting > _NEARLY * self._num_odd
+
+
+class _IntegerReading(_Reading):
+    """Integers of any size.
+
+    Attributes:
+      is_code: whether some have a leading zero, as codes have.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(_whole_texts)
+        self.range = _Range()
+        self.is_code = False
+
+    def _take(self, texts: pa.StringArray, values: pa.Array) -> None:
+        integers = notations.integers(texts)
+        self.is_code |= bool(pc.any(notations.has_leading_zero(texts)).as_py())
+        self.range.add_array(integers)
+        for text in texts.filter(integers.is_null()).to_pylist():  # beyond int64
+            self.range.add(int(text), int(text))
+
+
+def _whole_texts(texts: pa.StringArray) -> pa.StringArray:
+    return pc.if_else(notations.is_whole(texts), texts, None)
+
+
+class _NumberReading(_Reading):
+    """Plain numbers."""
+
+    def __init__(self) -> None:
+        super().__init__(notations.numbers)
+        self.range = _Range()
+        self.whole = True
+
+    def _take(self, texts: pa.StringArray, values: pa.Array) -> None:
+        self.range.add_array(values)
+        self.whole &= _are_whole(values)
+
+
+class _MarkReading(_Reading):
+    """Numbers with a decimal mark, separators of thousands and units.
+
+    Attributes:
+      units: the first value of each unit.
+      range, whole: of the values of the first unit.
+      proof: the first value that has no other reading with the other mark; leading_zero: one such as 0,5.
+      other: the first value that the two marks read as different numbers.
+    """
+
+    def __init__(self, decimal_mark: str) -> None:
+        super().__init__(functools.partial(notations.units, decimal_mark=decimal_mark))
+        self._mark = decimal_mark
+        self.units: dict[str, str] = {}
+        self.range = _Range()
+        self.whole = True
+        self.proof: str | None = None
+        self.leading_zero: str | None = None
+        self.other: str | None = None
+
+    @property
+    def unit(self) -> str:
+        return next(iter(self.units), "")
+
+    def _take(self, texts: pa.StringArray, values: pa.Array) -> None:
+        for unit in values.unique().to_pylist():
+            self.units.setdefault(unit, texts.filter(pc.equal(values, unit))[0].as_py())
+        numbers = notations.numbers(texts, self._mark, self.unit)
+        self.range.add_array(numbers)
+        self.whole &= _are_whole(numbers)
+        self._compare(texts)
+
+    def _compare(self, texts: pa.StringArray) -> None:
+        """Looks for values that tell the marks apart: those with a point or a comma."""
+        if self.proof is not None and self._mark == ".":  # nobody asks for more
             return
-        if self._alive is None:
-            first = [texts[index].as_py() for index in range(min(5, len(texts)))]
-            likely = [each for each in self._time_formats if all(notations.could_be(text, each) for text in first)]
-            self._alive = {time_format: _Calendar() for time_format in likely}
-        for time_format, calendar in list(self._alive.items()):
-            times = notations.times(texts, time_format)
-            if times.null_count:
-                del self._alive[time_format]
-            else:
-                calendar.add(times)
+        texts = texts.filter(pc.match_substring_regex(texts, "[.,]"))
+        (other_mark,) = {*MARKS} - {self._mark}
+        is_proof = pc.is_null(notations.units(texts, other_mark))
+        self.proof = self.proof or _first(texts, is_proof)
+        starts = pc.match_substring_regex(texts, f"^[^0-9]*0[{self._mark}]")
+        self.leading_zero = self.leading_zero or _first(texts, starts)
+        self.other = self.other or _first(texts, pc.invert(is_proof))
+
+
+def _first(texts: pa.StringArray, chosen: pa.BooleanArray) -> str | None:
+    found = texts.filter(chosen)
+    return found[0].as_py() if len(found) else None
+
+
+class _TimeReading(_Reading):
+    """Dates and times of a format; None for ISO 8601."""
+
+    def __init__(self, time_format: str | None) -> None:
+        super().__init__(functools.partial(notations.times, time_format=time_format))
+        self._time_format = time_format
+        self._calendar = _Calendar()
+
+    def _take(self, texts: pa.StringArray, values: pa.Array) -> None:
+        self._calendar.add(values)
 
     def facts(self, values: pa.Array, counts: np.ndarray, factor: int) -> dict[str, Any]:
-        """The facts of the first time format of all values; none if there is none."""
-        if not self._alive:
-            return {}
-        (time_format, calendar), *others = self._alive.items()
-        another = others[0][0] if others else None
-        facts = {"kind": "times", "time_format": time_format, "ambiguous": another, **calendar.facts()}
+        facts = {"kind": "times", "time_format": self._time_format, **self._calendar.facts()}
         return {**facts, **_num_values(counts, factor), "examples": _examples(values)}
 
 
-@dataclass
-class _Marked:
-    """Numbers with a decimal mark, as long as all values are."""
-
-    decimal_mark: str
-    is_alive: bool = True
-    whole: bool = True
-    range: _Range = field(default_factory=_Range)
-
-    def add(self, texts: pa.StringArray) -> None:
-        values = notations.numbers(texts, self.decimal_mark)
-        self.is_alive = values.null_count == 0
-        if self.is_alive:
-            self.range.add_array(values)
-            self.whole &= _are_whole(values)
+def _date_like(texts: pa.StringArray) -> pa.StringArray:
+    return pc.if_else(notations.looks_like_time(texts), texts, None)
 
 
 class _Text(Content):
@@ -261,23 +358,20 @@ class _Text(Content):
       text: False for decimals, which are examined as text so that no digit is lost.
     """
 
-    def __init__(self, *, text: bool) -> None:
+    def __init__(self, notation: Notation, *, text: bool) -> None:
         self._text = text
+        self._mark = notation.decimal_mark
         self._num_blank = 0
         self._num_marked = 0
         self._markers = set[str]()
-        self._num_words_sum = 0
         self._num_texts = 0
-        self._is_numeric = True
-        self._is_integer = True
-        self._is_code = False
-        self._whole = True
-        self._range = _Range()
-        self._marked = [_Marked("."), _Marked(",")]
-        self._calendars = _Calendars(notations.TIME_FORMATS)
-        self._num_numbers = 0
-        self._num_odd = 0
-        self._odd: list[str] = []
+        self._integers = _IntegerReading()
+        self._numbers = _NumberReading()
+        self._marked = {mark: _MarkReading(mark) for mark in MARKS if text}
+        self._iso = _TimeReading(notations.ISO if notation.time_format else None)
+        self._times = _TimeReading(notation.time_format) if notation.time_format else None
+        self._integers_are_days = notation.has_days
+        self._date_like = _Reading(_date_like)
 
     def simplified(self, values: pa.Array, counts: pa.Array) -> tuple[pa.Array, np.ndarray]:
         values, numbers = super().simplified(values, counts)
@@ -300,123 +394,120 @@ class _Text(Content):
             self._markers.update(trimmed.filter(pa.array(marked)).to_pylist())
             trimmed = trimmed.filter(pc.invert(missing))
         self._num_texts += len(trimmed)
-        if not len(trimmed):
-            return
-        if self._is_numeric or len(self._odd) <= FEW:
-            self._examine_numbers(trimmed)
-        if not self._is_numeric:
-            self._num_words_sum += pc.sum(pc.count_substring(trimmed, " ")).as_py() + len(trimmed)
-            for marked in self._marked:
-                if marked.is_alive:
-                    marked.add(trimmed)
-        if self._calendars.is_alive and (self._is_integer or not self._is_numeric):
-            if self._is_numeric:
-                self._calendars.add_integers(notations.integers(trimmed))
-            else:
-                self._calendars.add(trimmed)
-
-    def _examine_numbers(self, trimmed: pa.StringArray) -> None:
-        was_numeric = self._is_numeric
-        was_integer = self._is_integer
-        self._examine_integers(trimmed)
-        if self._is_integer:
-            self._num_numbers += len(trimmed)
-            return
-        numbers = notations.numbers(trimmed)
-        if was_integer and self._range.least is not None:
-            self._range = _Range(float(self._range.least), float(self._range.most))
-        self._num_numbers += len(numbers) - numbers.null_count
-        if numbers.null_count:
-            self._num_odd += numbers.null_count
-            self._odd += trimmed.filter(numbers.is_null()).slice(0, FEW + 1).to_pylist()
-            self._is_numeric = False
-        else:
-            self._whole &= _are_whole(numbers)
-            self._range.add_array(numbers)
-        if was_numeric and not self._is_numeric:
-            self._begin_marked(was_integer, trimmed)
-
-    def _begin_marked(self, only_integers: bool, trimmed: pa.StringArray) -> None:
-        """Whether the numbers so far, and the first other text, may have a decimal mark."""
-        first = pa.array(self._odd[:1])
-        for marked in self._marked:
-            seen = self._range.least is not None
-            marked.is_alive = notations.numbers(first, marked.decimal_mark).null_count == 0 and (
-                marked.decimal_mark == "." or only_integers or not seen
-            )
-            marked.whole = self._whole
-            if seen:
-                marked.range.add(float(self._range.least), float(self._range.most))
-
-    def _examine_integers(self, trimmed: pa.StringArray) -> None:
-        if not self._is_integer:
-            return
-        self._is_integer = pc.all(notations.is_whole(trimmed.slice(0, _FIRST))).as_py()  # most words need no more
-        if not self._is_integer:
-            return
-        integers = notations.integers(trimmed)
-        beyond = trimmed.filter(integers.is_null())
-        self._is_integer = pc.all(notations.is_whole(beyond)).as_py() is not False
-        if not self._is_integer:
-            return
-        self._is_code |= bool(pc.any(notations.has_leading_zero(trimmed)).as_py())
-        self._range.add_array(integers)
-        for text in beyond.to_pylist():
-            self._range.add(int(text), int(text))
+        for reading in (self._integers, self._numbers, *self._marked.values(), self._iso, self._date_like):
+            reading.add(trimmed)
+        if self._times is not None:
+            self._times.add(trimmed)
 
     def facts(self, values: pa.Array, counts: np.ndarray, factor: int) -> dict[str, Any]:
-        plain: dict[str, Any] = {"text": self._text, "markers": sorted(self._markers)}
+        plain: dict[str, Any] = {"text": self._text, "markers": sorted(self._markers), **self._evidence()}
         missing = {"num_unmarked_missing": self._num_blank + self._num_marked}
         if not self._num_texts:
             return {"kind": "empty", **plain, **missing}
         trimmed = pc.utf8_trim_whitespace(values)
         present = pc.invert(notations.is_missing(trimmed))
-        numeric = trimmed.filter(present)
-        numeric_counts = counts[present.to_numpy(zero_copy_only=False)]
-        if self._is_numeric and not self._is_code:
-            if self._is_integer and (times := self._calendars.facts(numeric, numeric_counts, factor)):
-                return {**plain, **times, **missing}
-            return {**plain, **missing, **self._numbers(numeric, numeric_counts, factor)}
-        if not self._is_numeric:
-            for marked in self._marked:
-                if marked.is_alive:
-                    return {**plain, **missing, **_marked_facts(marked, numeric, numeric_counts, factor)}
-            if times := self._calendars.facts(numeric, numeric_counts, factor):
-                return {**plain, **times, **missing}
-        return {**plain, **self._words(values, counts, factor)}
+        texts = trimmed.filter(present)
+        text_counts = counts[present.to_numpy(zero_copy_only=False)]
+        found = self._times_or_numbers(texts, text_counts, factor)
+        if found is not None:
+            return {**plain, **missing, **found}
+        return {**plain, **self._words(values, counts, factor), **self._looks()}
 
-    def _numbers(self, texts: pa.StringArray, counts: np.ndarray, factor: int) -> dict[str, Any]:
-        kind = {"kind": "integers" if self._is_integer else "numbers", "whole": self._whole}
-        if not self._is_integer:
-            most = LISTED if self._whole else FEW
-            return {**kind, **_parsed(notations.numbers(texts), texts, counts, factor, self._range, most=most)}
+    def _evidence(self) -> dict[str, Any]:
+        """What the texts say about the decimal mark of the data set."""
+        proofs: dict[str, str] = {}
+        for mark, reading in self._marked.items():
+            proof = reading.proof if reading.fits_all else None
+            if mark == ",":
+                proof = proof or reading.leading_zero
+            if proof is not None:
+                proofs[mark] = proof
+        comma = self._marked.get(",")
+        is_open = self._mark is None and comma is not None and comma.fits_all and self._numbers.fits_all
+        return {
+            "proofs": proofs,
+            "two_ways": comma.other if comma is not None and is_open else None,
+            "units": {mark: dict(itertools.islice(each.units.items(), 2)) for mark, each in self._marked.items()},
+        }
+
+    def _times_or_numbers(self, texts: pa.StringArray, counts: np.ndarray, factor: int) -> dict[str, Any] | None:
+        """The facts of a column that is no words; None for words."""
+        is_integer = self._integers.fits_all
+        times = self._times
+        if times is not None and times.fits_all and (not is_integer or self._integers_are_days):
+            return times.facts(texts, counts, factor)
+        if is_integer:
+            return None if self._integers.is_code else self._integer_facts(texts, counts, factor)
+        if self._mark is not None and self._text:
+            reading = self._marked[self._mark]
+            if reading.fits_all and len(reading.units) == 1:
+                numbers = notations.numbers(texts, self._mark, reading.unit)
+                how = {"decimal_mark": self._mark, "unit": reading.unit, "samples": self._numbers.odd[:1]}
+                return how | _number_facts(numbers, texts, counts, factor, reading)
+        elif self._numbers.fits_all:
+            return _number_facts(notations.numbers(texts), texts, counts, factor, self._numbers)
+        return self._iso.facts(texts, counts, factor) if self._iso.fits_all else None
+
+    def _integer_facts(self, texts: pa.StringArray, counts: np.ndarray, factor: int) -> dict[str, Any]:
+        facts: dict[str, Any] = {"kind": "integers", "whole": True}
+        if self._mark is not None and self._text:
+            facts |= {"decimal_mark": self._mark, "unit": ""}
+        range = self._integers.range
         integers = notations.integers(texts)
         if not integers.null_count:
-            return {**kind, **_parsed(integers, None, counts, factor, self._range, most=LISTED)}
+            return facts | _parsed(integers, None, counts, factor, range, most=LISTED)
         # Beyond int64, the digits are the values.
-        return {**kind, "least": self._range.least, "most": self._range.most, **_counted(texts, counts, factor)}
+        return facts | {"least": range.least, "most": range.most, **_counted(texts, counts, factor)}
 
     def _words(self, values: pa.StringArray, counts: np.ndarray, factor: int) -> dict[str, Any]:
         filled = pc.not_equal(pc.utf8_trim_whitespace(values), "")
         if not pc.all(filled).as_py():
             values = values.filter(filled)
             counts = counts[filled.to_numpy(zero_copy_only=False)]
-        is_almost_numeric = self._num_numbers > 10 * self._num_odd and not self._is_numeric
+        blanks = pc.sum(pc.count_substring(pc.utf8_trim_whitespace(values), " ")).as_py() or 0
         return {
             "kind": "strings",
             "num_unmarked_missing": self._num_blank,
-            "odd": self._odd[:10] if is_almost_numeric else (),
             "spellings": tuple(spellings(values)) if len(values) <= _SPELLINGS and factor == 1 else (),
-            "mean_words": self._num_words_sum / max(1, self._num_texts) if not self._is_numeric else 1.0,
+            "mean_words": 1 + blanks / max(1, len(values)),
             **_counted(values, counts, factor),
         }
 
+    def _looks(self) -> dict[str, Any]:
+        """What words look like, and the exceptions."""
+        if self._integers.fits_all:  # codes
+            return {}
+        marks = [self._mark] if self._mark is not None else MARKS
+        marked = [self._marked[mark] for mark in marks if self._text]
+        for reading in marked:
+            if reading.fits_all:
+                return {"look": "formatted", "samples": list(reading.units.values())[:2]}
+        if self._numbers.fits_all or any(reading.fits_all for reading in self._marked.values()):  # with the other mark
+            odd = marked[0].odd
+            return {"look": "formatted", "samples": odd[:1], "odd": odd}
+        if self._times is not None and (self._times.fits_nearly or self._date_like.fits_all):
+            return {"look": "times", "samples": self._date_like.first[:1], "odd": self._times.odd}
+        if self._date_like.fits_all:
+            return {"look": "times", "samples": self._date_like.first[:1]}
+        return self._nearly(marked)
 
-def _marked_facts(marked: _Marked, texts: pa.StringArray, counts: np.ndarray, factor: int) -> dict[str, Any]:
-    numbers = notations.numbers(texts, marked.decimal_mark)
-    facts = _parsed(numbers, texts, counts, factor, marked.range, most=FEW)
-    kind = {"kind": "numbers", "whole": marked.whole, "decimal_mark": marked.decimal_mark}
-    return {**kind, **facts, "examples": _examples(texts)}
+    def _nearly(self, marked: Sequence[_MarkReading]) -> dict[str, Any]:
+        """What all words but a few look like."""
+        looks: list[tuple[str, _Reading]] = [("numbers", self._numbers)]
+        looks += [("formatted", reading) for reading in marked]
+        looks.append(("times", self._date_like))
+        for look, reading in looks:
+            if reading.fits_nearly:
+                return {"look": look, "samples": reading.first[:1], "odd": reading.odd}
+        return {}
+
+
+def _number_facts(
+    numbers: pa.Array, texts: pa.StringArray, counts: np.ndarray, factor: int, reading: _NumberReading | _MarkReading
+) -> dict[str, Any]:
+    most = LISTED if reading.whole else FEW
+    facts = _parsed(numbers, texts, counts, factor, reading.range, most=most)
+    return {"kind": "numbers", "whole": reading.whole, **facts}
 
 
 def _parsed(

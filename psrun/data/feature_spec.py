@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 from psrun.config import schema
 from psrun.data.columns import ColumnSpec, converted_value
 from psrun.data.lists import COMBINERS, ENDS, length_name, weights_name
+from psrun.data.notations import NO_NOTATION, Notation
 from psrun.errors import ConfigError, DataError, Problem
 from psrun.files import write_atomic
 
@@ -34,10 +35,10 @@ class FeatureSpec:
       default: replaces a missing value; None: such a row is malformed. An empty list is not a missing value.
       nullable: whether missing numbers become NaN, to which psrun's models give a separate weight.
       bins: number of intervals with about as many training rows each, by which models may encode a number; None: none.
-      decimal_mark: of numbers with currency or percent signs or thousands separators ("$1,521.00", "1.521,00 EUR");
-        None: plain numbers.
+      decimal_mark: of numbers as people write them ("$1,521.00", "1.521,00 EUR"); None: data.decimal_mark.
+      unit: what each number has in front or behind, such as $ or %; empty for none; None: as in the training files.
       part: of a date or time, the number to take; None: the column has no dates.
-      time_format: of dates as text, as strptime takes it; None: ISO 8601.
+      time_format: of dates as text, as strptime takes it, or iso; None: data.time_format.
       max_values: makes the feature a list; longer lists are truncated.
       keep: first or last: the values of longer lists that remain; None: the end that the model reads, else the first.
       separator: of the values of a list in a text; None: | in text files, and none in others.
@@ -56,6 +57,7 @@ class FeatureSpec:
     nullable: bool = False
     bins: int | None = dataclasses.field(default=None, metadata={"at_least": 2, "or_else": None})
     decimal_mark: str | None = schema.one_of(".", ",", None, default=None)
+    unit: str | None = None
     part: str | None = schema.one_of("days", "month", "weekday", "hour", None, default=None)
     time_format: str | None = None
     max_values: int | None = dataclasses.field(default=None, metadata={"at_least": 1, "or_else": None})
@@ -65,11 +67,14 @@ class FeatureSpec:
     combiner: str | None = schema.one_of(*COMBINERS, None, default="mean")
     table: str | None = None
 
-    def columns(self, name: str, separator: str | None = None) -> dict[str, ColumnSpec]:
+    def columns(
+        self, name: str, separator: str | None = None, decimal_mark: str | None = None
+    ) -> dict[str, ColumnSpec]:
         """The columns that the feature is read from: its own and, by another name, that of the weights.
 
         Args:
           separator: the default of the format.
+          decimal_mark: of the weights.
         """
         column = ColumnSpec(
             self.column or name,
@@ -78,6 +83,7 @@ class FeatureSpec:
             self.default,
             nullable=self.nullable,
             decimal_mark=self.decimal_mark,
+            unit=self.unit or "",
             part=self.part,
             time_format=self.time_format,
         )
@@ -89,13 +95,23 @@ class FeatureSpec:
         if self.weights is None:
             return {name: column}
         weights = dataclasses.replace(
-            column, column=self.weights, dtype="float32", default=None, weight=True, weights_of=name
+            column,
+            column=self.weights,
+            dtype="float32",
+            default=None,
+            decimal_mark=self.decimal_mark or decimal_mark,
+            unit="",
+            weight=True,
+            weights_of=name,
         )
         return {name: column, weights_name(name): weights}
 
 
-def read(node: Mapping[str, Any]) -> dict[str, FeatureSpec]:
+def read(node: Mapping[str, Any], notation: Notation = NO_NOTATION) -> dict[str, FeatureSpec]:
     """Parses `data.features`.
+
+    Args:
+      notation: of the data set, for features without their own.
 
     Raises:
       ConfigError: lists all problems.
@@ -114,6 +130,7 @@ def read(node: Mapping[str, Any]) -> dict[str, FeatureSpec]:
             message = "is not a valid layer name; use letters, digits and _ . - and set column: to the column name"
             problems.append(Problem(key, message))
         if described is not None:
+            described = _with_notation(described, notation)
             features[str(name)] = described
             problems += [Problem(f"{key}.{option}", message) for option, message in _wrong(described)]
     for name, described in features.items():
@@ -127,6 +144,35 @@ def read(node: Mapping[str, Any]) -> dict[str, FeatureSpec]:
     if problems:
         raise ConfigError(problems)
     return features
+
+
+def _with_notation(feature: FeatureSpec, notation: Notation) -> FeatureSpec:
+    """The feature with the notation of the data set, unless it has its own."""
+    if feature.part is not None:
+        return dataclasses.replace(feature, time_format=feature.time_format or notation.time_format)
+    if feature.dtype == "float32":
+        return dataclasses.replace(feature, decimal_mark=feature.decimal_mark or notation.decimal_mark)
+    return feature
+
+
+def with_units(
+    features: Mapping[str, FeatureSpec], recorded: Mapping[str, str], unit_of: Callable[[str, str, str], str]
+) -> dict[str, FeatureSpec]:
+    """The features, each with the unit of its numbers.
+
+    Args:
+      recorded: the units that the run began with, by feature.
+      unit_of: the unit of a column in the training files, by key, column and decimal mark.
+    """
+    known = {}
+    for name, feature in features.items():
+        if feature.decimal_mark is not None and feature.unit is None:
+            unit = recorded.get(name)
+            if unit is None:
+                unit = unit_of(f"data.features.{name}.unit", feature.column or name, feature.decimal_mark)
+            feature = dataclasses.replace(feature, unit=unit)
+        known[name] = feature
+    return known
 
 
 def _wrong(feature: FeatureSpec) -> Iterable[tuple[str, str]]:
@@ -155,6 +201,8 @@ def _wrong_number(feature: FeatureSpec) -> Iterable[tuple[str, str]]:
     for option in ("logarithm", "bins", "nullable", "decimal_mark"):
         if feature.dtype != "float32" and getattr(feature, option):
             yield option, "requires dtype: float32"
+    if feature.unit and feature.decimal_mark is None:
+        yield "unit", "requires decimal_mark, here or in data.decimal_mark"
     if feature.part is not None and (feature.dtype == "string" or feature.decimal_mark is not None):
         yield "part", "is a number of a date: requires dtype: float32 or int64, and no decimal_mark"
     if feature.time_format is not None and feature.part is None:
@@ -225,22 +273,17 @@ def vocabulary_file(name: str, folder: Path) -> Path:
     return folder / _FOLDER / f"{name}.txt"
 
 
-def recorded(facts: Mapping[str, Any], columns: Iterable[str], folder: Path | None) -> dict[str, FeatureSpec]:
+def recorded(facts: Mapping[str, Any], folder: Path | None) -> dict[str, FeatureSpec]:
     """The inferred features that a run recorded; empty if the configuration had them.
 
     Args:
-      columns: of the files, for runs that recorded only names and types ("age float32, work string").
       folder: of the run.
 
     Raises:
       DataError: a vocabulary is not in the folder any more.
     """
-    if "features" in facts:
-        features = {name: FeatureSpec(**values) for name, values in facts["features"].items()}
-        return {name: _with_vocabulary(feature, folder) for name, feature in features.items()}
-    types = dict(each.split(" ") for each in facts.get("features_taken", "").split(", ") if each)
-    by_name = {re.sub(r"[^A-Za-z0-9_.-]", "_", column).lstrip("_-"): column for column in columns}
-    return {name: FeatureSpec(dtype=dtype, column=by_name.get(name, name)) for name, dtype in types.items()}
+    features = {name: FeatureSpec(**values) for name, values in facts.get("features", {}).items()}
+    return {name: _with_vocabulary(feature, folder) for name, feature in features.items()}
 
 
 def with_ends(

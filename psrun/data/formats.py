@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -254,6 +255,21 @@ def _parquet_rows(name: str, wanted: Sequence[str], layout: Layout) -> Iterator[
         texts = [each for each in wanted if types.is_string(schema.field(each).type)]
         file = parquet.ParquetFile(stream, page_checksum_verification=True, read_dictionary=texts)
         yield from _numbered_batches(file.iter_batches(_ROWS_AT_ONCE, columns=list(wanted)))
+
+
+def index_columns(name: str, layout: Layout) -> tuple[str, ...]:
+    """The columns of a Parquet or Arrow file that its own metadata calls the index of a pandas DataFrame."""
+    if layout.format == "parquet":
+        with _data_errors(name), files.opened_anywhere(name) as stream:
+            metadata = parquet.read_schema(stream).metadata
+    elif layout.format == "arrow":
+        with _data_errors(name), files.opened_anywhere(name) as stream:
+            metadata = ipc.open_file(stream).schema.metadata
+    else:
+        return ()
+    described = json.loads((metadata or {}).get(b"pandas", b"{}"))
+    indexes = described.get("index_columns", ())
+    return tuple(each for each in indexes if isinstance(each, str))  # a range of numbers is no column
 
 
 def _arrow_schema(name: str, layout: Layout) -> pa.Schema:

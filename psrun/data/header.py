@@ -7,15 +7,16 @@ from typing import Any
 
 from psrun.config import advice
 from psrun.config.schema import did_you_mean
-from psrun.data import feature_spec, files, formats, splits, text
+from psrun.data import feature_spec, files, formats, notations, splits, text
 from psrun.data.columns import ColumnSpec
 from psrun.data.feature_spec import FeatureSpec
+from psrun.data.notations import Notation
 from psrun.data.rows import Layout
 from psrun.errors import ConfigError, DataError, Problem
 
 LIST_SEPARATOR = "|"  # of the values of a list in a field of text
 _WEIGHT = "data.weight"
-_TEXTS = ("path", "eval_path", "weight", "delimiter", "encoding", "format")
+_TEXTS = ("path", "eval_path", "weight", "delimiter", "encoding", "format", "decimal_mark", "time_format")
 
 
 def problems(options: Mapping[str, Any], features: Mapping[str, str]) -> list[Problem]:
@@ -38,7 +39,9 @@ def problems(options: Mapping[str, Any], features: Mapping[str, str]) -> list[Pr
         return []
     named = options.get("columns")
     encoding = str(options.get("encoding", "utf-8"))
-    if wrong := list(text.problems(options.get("delimiter"), named, encoding)):
+    wrong = list(text.problems(options.get("delimiter"), named, encoding))
+    wrong += notations.problems(options.get("decimal_mark"), options.get("time_format"))
+    if wrong:
         return wrong
     try:
         names = files.find(path)
@@ -95,7 +98,8 @@ def _of_options(
     found: list[Problem] = []
     try:
         if options.get("features") is not None:
-            specs = feature_spec.read(options["features"])
+            notation = Notation(options.get("decimal_mark"), options.get("time_format"))
+            specs = feature_spec.read(options["features"], notation)
     except ConfigError as error:
         found += error.problems
     found += column_problems(columns_of(specs, layout), labels, weight, known, layout, name)
@@ -129,12 +133,18 @@ def _unknown_features(
             yield Problem(key, advice.no_such_feature(name, specs or inferred))
 
 
-def columns_of(specs: Mapping[str, FeatureSpec], layout: Layout) -> dict[str, ColumnSpec]:
-    """The columns of the features, by the names that these have in batches."""
+def columns_of(
+    specs: Mapping[str, FeatureSpec], layout: Layout, decimal_mark: str | None = None
+) -> dict[str, ColumnSpec]:
+    """The columns of the features, by the names that these have in batches.
+
+    Args:
+      decimal_mark: of the weights of lists.
+    """
     separator = LIST_SEPARATOR if layout.is_text else None
     columns: dict[str, ColumnSpec] = {}
     for name, feature in specs.items():
-        columns |= feature.columns(name, separator)
+        columns |= feature.columns(name, separator, decimal_mark)
     return columns
 
 

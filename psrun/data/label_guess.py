@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+import pyarrow as pa
+
+from psrun.data import notations
 from psrun.data.profiles import Profile
 from psrun.errors import ConfigError, Problem
 
@@ -16,6 +19,7 @@ _SECOND_WORDS = {
     "yes", "y", "true", "t", "1", "positive", "pos", "on", "always", "present", "active", "good", "+1", "+",
 }  # fmt: skip
 _UNSURE_MARKERS = {"none", "missing", "unknown", "nil", "-", "."}  # among words, a class as likely as a missing value
+_KEYS = {".": "data.decimal_mark=.", ",": "'data.decimal_mark=\",\"'"}  # as a shell takes them
 _INT64 = 2**63
 _FEW_CLASSES = 10
 _MOST_CLASSES = 1000
@@ -30,7 +34,7 @@ class Label:
     Attributes:
       num_classes: of multiclass.
       label_vocabulary: the values by class; None if they are class numbers, or numbers to predict.
-      decimal_mark: how numbers are written, as in `FeatureSpec`.
+      decimal_mark, unit: how numbers are written, as in `FeatureSpec`.
       num_missing: rows without a label, which are left out.
       note: the task in words, and how to say otherwise.
     """
@@ -39,6 +43,7 @@ class Label:
     num_classes: int | None = None
     label_vocabulary: tuple[str, ...] | tuple[int, ...] | None = None
     decimal_mark: str | None = None
+    unit: str | None = None
     num_missing: int = 0
     note: str = ""
 
@@ -60,8 +65,34 @@ def guess(profile: Profile, *, task: str | None = None, num_classes: int | None 
       task, num_classes: as the configuration says; None: guessed.
 
     Raises:
-      ConfigError: no task fits the values.
+      ConfigError: no task fits the values, or they are numbers that no key says how to read.
     """
+    label = _guess(profile, task, num_classes)
+    how = how_read(profile)
+    return replace(label, note=f"{label.note}; {how}") if how else label
+
+
+def how_read(profile: Profile) -> str:
+    """How the text of a label is read; empty if it is no text."""
+    if not profile.text:
+        return ""
+    if profile.kind == "strings":
+        return "read as words"
+    if profile.decimal_mark is None:
+        return "read as plain numbers"
+    unit = f" and {profile.unit}" if profile.unit else ""
+    return f"read with decimal mark {profile.decimal_mark}{unit} (data.decimal_mark)"
+
+
+def check(profile: Profile, task: str) -> None:
+    """Raises ConfigError if values cannot be what the configuration says of a label."""
+    if profile.kind == "strings":
+        _check_words(profile, task)
+    elif profile.kind in ("integers", "numbers") and task == "binary":
+        _check_binary(profile)
+
+
+def _guess(profile: Profile, task: str | None, num_classes: int | None) -> Label:
     name = profile.column
     if profile.kind == "empty":
         raise _label_error(f"column {name!r} has no label at all; choose another column")
@@ -83,11 +114,67 @@ def require_two_classes(labels: Mapping[str, Label]) -> None:
             raise ConfigError([Problem("data.label", message)])
 
 
+def with_units(
+    labels: Mapping[str, Label], recorded: Mapping[str, str], unit_of: Callable[[str, str, str], str]
+) -> dict[str, Label]:
+    """The labels, each with the unit of its numbers; see `feature_spec.with_units`."""
+    known = {}
+    for name, label in labels.items():
+        if label.decimal_mark is not None and label.unit is None and label.label_vocabulary is None:
+            unit = recorded.get(name)
+            if unit is None:
+                unit = unit_of("data.label", name, label.decimal_mark)
+            label = replace(label, unit=unit)
+        known[name] = label
+    return known
+
+
 def _label_error(message: str, key: str = "data.label") -> ConfigError:
     return ConfigError([Problem(key, message)])
 
 
+def _check_words(profile: Profile, task: str | None) -> None:
+    """Raises ConfigError if words look like numbers or times, unless the user wants classes."""
+    if task in ("binary", "multiclass"):
+        return
+    name = profile.column
+    if profile.look == "times" and not profile.odd:
+        raise _label_error(f"column {name!r} holds dates or times; choose another column, or add one with numbers")
+    if profile.look != "formatted":
+        return
+    if len(profile.samples) > 1:
+        first, second = profile.samples
+        raise _label_error(f"column {name!r} has numbers with different units, {first!r} and {second!r}; make them one")
+    message = f"is needed for the label {name!r}, which holds no plain numbers"
+    if profile.odd:
+        message = f"does not fit all numbers of the label {name!r}, such as {profile.odd[0]!r}"
+    raise _label_error(f"{message}: {readings(profile.samples[0])}", "data.decimal_mark")
+
+
+def readings(text: str) -> str:
+    """The numbers that a text is with each decimal mark that fits it, in words."""
+    found = []
+    for mark in _KEYS:
+        unit = notations.units(pa.array([text]), mark)[0].as_py()
+        if unit is not None:
+            number = notations.numbers(pa.array([text]), mark, unit)[0].as_py()
+            found.append(f"{number:.15g} with {_KEYS[mark]}")
+    return f"{text!r} is {' and '.join(found)}"
+
+
+def _check_binary(profile: Profile) -> None:
+    """Raises ConfigError if numbers are more, or fewer, than two classes."""
+    count = profile.num_values
+    if count > _FEW_CLASSES:
+        message = f"is binary, but {profile.column} has {count:,} different numbers: data.task=regression"
+        raise _label_error(message, "data.task")
+    if count > 2:
+        message = f"is binary, but {profile.column} has {count} different numbers: data.task=multiclass or regression"
+        raise _label_error(message, "data.task")
+
+
 def _word_label(profile: Profile, task: str | None) -> Label:
+    _check_words(profile, task)
     words, num_marked = _classes(profile)
     name = profile.column
     count = len(words)
@@ -98,7 +185,7 @@ def _word_label(profile: Profile, task: str | None) -> Label:
         raise _label_error(f"is regression, but column {name!r} holds words: {odd}", "data.task")
     if count == 1:
         raise _constant(name, words[0], num_missing)
-    if profile.odd and count > _FEW_CLASSES:
+    if profile.look == "numbers" and count > _FEW_CLASSES:
         odd = ", ".join(map(repr, profile.odd[:3]))
         raise _label_error(
             f"column {name!r} holds numbers, but for {odd}; remove these rows, or leave their labels empty"
@@ -168,10 +255,10 @@ def _label(task: str, note: str, num_missing: int, **options: Any) -> Label:
     return Label(task, num_missing=num_missing, note=f"{task}: {note}", **options)
 
 
-def _binary(vocabulary: Sequence[Any], num_missing: int) -> Label:
+def _binary(vocabulary: Sequence[Any], num_missing: int, **how: Any) -> Label:
     zero, one = vocabulary
     if (zero, one) == (0, 1):
-        return _label("binary", "0 and 1", num_missing)
+        return _label("binary", "0 and 1", num_missing, **how)
     note = f"{zero} is 0, {one} is 1; 'data.label_vocabulary=[{one},{zero}]' for the other way round"
     return _label("binary", note, num_missing, label_vocabulary=(zero, one))
 
@@ -186,22 +273,23 @@ def _number_label(profile: Profile, task: str | None, num_classes: int | None) -
     num_missing = profile.num_missing
     if profile.num_values == 1:
         raise _constant(name, profile.least if profile.least is not None else profile.values[0], num_missing)
+    how = {"decimal_mark": profile.decimal_mark, "unit": profile.unit}
+    if task == "binary":
+        _check_binary(profile)
     numbers = _class_numbers(profile)
     if task == "regression" or (task is None and not _are_classes(profile, numbers)):
         note = f"{profile.num_values:,} different numbers"
         if task is None and numbers is not None and len(numbers) <= _MOST_CLASSES:
             note += "; data.task=multiclass to treat them as classes"
-        return _label("regression", note, num_missing, decimal_mark=profile.decimal_mark)
+        return _label("regression", note, num_missing, **how)
     if numbers is None or len(numbers) > _MOST_CLASSES:
         message = f"is {task}, but column {name!r} has {profile.num_values:,} different numbers, which are no classes"
         raise _label_error(f"{message}: set data.task=regression", "data.task")
     values = sorted(numbers)
-    if task == "binary" and len(values) != 2:
-        raise _label_error(f"is binary, but column {name!r} has {len(values)} values: {_some(values)}", "data.task")
     vocabulary: Sequence[Any] = _written(profile, values)
     is_range = num_classes is not None and min(values) >= 0 and max(values) < num_classes
     if len(values) == 2 and task != "multiclass":
-        return _binary(values if values == [0, 1] else vocabulary, num_missing)
+        return _binary(values if values == [0, 1] else vocabulary, num_missing, **how)
     count = num_classes if num_classes is not None and is_range else len(values)
     is_plain = is_range or vocabulary == list(range(count))
     note = f"{count} classes, {f'0 to {count - 1}' if is_plain else _some(vocabulary)}"
@@ -212,19 +300,25 @@ def _number_label(profile: Profile, task: str | None, num_classes: int | None) -
 
 def _class_numbers(profile: Profile) -> dict[int, int] | None:
     """The number of rows of each whole number; None if there are fractions, or too many numbers."""
-    if not profile.whole or not profile.is_exact or not profile.values or profile.decimal_mark is not None:
+    if not profile.whole or not profile.is_exact or not profile.values or profile.unit:
         return None
     counts: dict[int, int] = {}
     for value, count in zip(profile.values, profile.counts):
-        number = int(value) if not isinstance(value, str) or profile.kind == "integers" else int(float(value))
+        number = int(value) if profile.kind == "integers" else int(_number(value, profile))
         counts[number] = counts.get(number, 0) + count
     return counts if len(counts) == profile.num_values else None
+
+
+def _number(value: Any, profile: Profile) -> float:
+    if not isinstance(value, str):
+        return value
+    return notations.numbers(pa.array([value]), profile.decimal_mark)[0].as_py()
 
 
 def _written(profile: Profile, numbers: Sequence[int]) -> list[Any]:
     """The numbers as the files have them: text such as 1.0 does not equal an integer, and no int64 is beyond 2^63."""
     if profile.kind == "numbers" and profile.text and len(profile.values) == len(numbers):
-        return sorted(profile.values, key=lambda text: float(text))
+        return sorted(profile.values, key=lambda text: _number(text, profile))
     if max(-numbers[0] - 1, numbers[-1]) >= _INT64:
         return list(map(str, numbers))
     return list(numbers)

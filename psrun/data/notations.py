@@ -5,10 +5,13 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from psrun.errors import Problem
 
 _WORDS = ("na", "n/a", "#n/a", "n.a.", "nan", "null", "none", "nil", "missing", "unknown", "<na>", "nat", "#null!")
 _SIGNS = ("?", "-", "--", "---", ".", "..", "\u2013", "\u2014", r"\N")
@@ -17,11 +20,12 @@ MISSING = (*(case(word) for word in _WORDS for case in (str.lower, str.upper, st
 
 _BLANK = "[\\s\u00a0\u202f]"
 _MINUS = "\u2212"  # as spreadsheets write it
+_NUMERIC = f"[0-9][eE][+-]?[0-9]+|[0-9.,'\u2019()+{_MINUS}-]|{_BLANK}"  # the parts of numbers without units
 _NUMBER = r"^[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?$"
 _INTEGER = r"^[+-]?[0-9]+$"
 _LEADING_ZERO = r"^[+-]?0[0-9]+$"
-_CURRENCY = (
-    r"(?:(?:US|A|C|R|NZ|HK)?\$|€|£|¥|₹|₩|₽|USD|EUR|GBP|CHF|JPY|CNY|INR|BRL|CAD|AUD|SEK|NOK|DKK|PLN|kr\.?|zł|Rs\.?)"
+_UNIT = (
+    r"(?:(?:US|A|C|R|NZ|HK)?\$|€|£|¥|₹|₩|₽|USD|EUR|GBP|CHF|JPY|CNY|INR|BRL|CAD|AUD|SEK|NOK|DKK|PLN|kr\.?|zł|Rs\.?|%|‰)"
 )
 _INT64 = 2**63
 
@@ -44,22 +48,55 @@ _ISO = (
     " ?(?P<z>Z|UTC|[+-][0-9]{2}(?::?[0-9]{2})?)?)?"
 )
 
-_DATES = (
-    "%m/%d/%Y", "%d/%m/%Y", "%Y/%m/%d", "%m/%d/%y", "%d/%m/%y",
-    "%d.%m.%Y", "%d.%m.%y", "%Y.%m.%d",
-    "%d-%m-%Y", "%m-%d-%Y", "%d-%b-%Y", "%d-%b-%y", "%b-%d-%Y",
-    "%d %b %Y", "%b %d %Y", "%b %d, %Y", "%a %d %b %Y", "%a, %d %b %Y", "%a %b %d %Y", "%a, %b %d, %Y",
-)  # fmt: skip
-_TIMES = ("", " %H:%M", " %H:%M:%S", " %H:%M:%S.%f", " %I:%M %p", " %I:%M:%S %p", " %H:%M:%S %z")
-TIME_FORMATS: tuple[str | None, ...] = (
-    None,
-    *(date + time for date in _DATES for time in _TIMES),
-    "%a %b %d %H:%M:%S %Y", "%a %b %d %H:%M:%S %z %Y", "%d/%b/%Y:%H:%M:%S %z",
-    "%Y-%m", "%b %Y", "%b-%Y", "%b-%y", "%Y%m%d", "%Y%m%dT%H%M%S", "%Y%m%d%H%M%S",
-    "%H:%M", "%H:%M:%S", "%H:%M:%S.%f", "%I:%M %p", "%I:%M:%S %p",
-)  # fmt: skip
+# What looks like a date or a time of the day, in whatever format.
+_DATE_LIKE = "|".join(
+    [
+        r"[0-9]{1,4}[./-][0-9]{1,2}[./-][0-9]{1,4}(?:[T ,].*)?",
+        rf"(?:{_WEEKDAY}[., ]+)?[0-9]{{1,2}}[. /-]+{_MONTH}[. /,-]+[0-9]{{2,4}}\b.*",
+        rf"(?:{_WEEKDAY}[., ]+)?{_MONTH}[. /-]+[0-9]{{1,2}}[, /-]+[0-9]{{2,4}}\b.*",
+        rf"{_WEEKDAY}[., ]+{_MONTH}[ ]+[0-9]{{1,2}} [0-9:]+ .*",
+        rf"{_MONTH}[. /-]+[0-9]{{2,4}}",
+        r"[0-9]{4}[./-][0-9]{1,2}",
+        r"[0-9]{8}T[0-9]{4,6}.*",
+        r"[0-9]{1,2}:[0-9]{2}(?::[0-9]{2}(?:[.,][0-9]+)?)?(?: ?(?i:[ap]\.?m\.?))?",
+    ]
+)
+ISO = "iso"  # the time format of ISO 8601, by name
 PARTS = ("days", "month", "weekday", "hour")
 _DAY_US = 86_400_000_000
+
+
+@dataclass(frozen=True)
+class Notation:
+    """How the numbers and times in the texts of a data set are written.
+
+    Attributes:
+      decimal_mark: "." or ","; None: text is a number only if it is a plain one.
+      time_format: as strptime takes it; None: text is a time only if it is ISO 8601.
+    """
+
+    decimal_mark: str | None = None
+    time_format: str | None = None
+
+    @property
+    def has_days(self) -> bool:
+        """Whether the time format has year, month and day, so that integers such as 20210131 may be dates."""
+        directives = set(re.findall("%(.)", self.time_format or ""))
+        return {"Y", "m", "d"} <= directives
+
+
+NO_NOTATION = Notation()
+
+
+def problems(decimal_mark: str | None, time_format: str | None) -> Iterator[Problem]:
+    """Problems of the keys of a data set's notation."""
+    if decimal_mark not in (None, ".", ","):
+        yield Problem("data.decimal_mark", f"is {decimal_mark!r}, must be . or , or null")
+    if time_format is not None:
+        try:
+            _expression(time_format)
+        except ValueError as error:
+            yield Problem("data.time_format", str(error))
 
 
 def is_missing(text: pa.StringArray) -> pa.BooleanArray:
@@ -69,15 +106,21 @@ def is_missing(text: pa.StringArray) -> pa.BooleanArray:
     return pc.or_(marked, pc.is_null(text))
 
 
-def numbers(text: pa.StringArray, decimal_mark: str | None = None) -> pa.DoubleArray:
+def numbers(text: pa.StringArray, decimal_mark: str | None = None, unit: str = "") -> pa.DoubleArray:
     """The numbers in texts; null for other text, also for infinity, NaN and what no double can hold.
 
     Args:
-      decimal_mark: "." or ",", for numbers with a currency or percent sign, separators of thousands, or parentheses
-        for a minus. None: as Python's `float` reads them, but without underscores.
+      decimal_mark: "." or ",", for numbers that may have separators of thousands, or parentheses for a minus. None: as
+        Python's `float` reads them, but without underscores.
+      unit: with a decimal mark, what each number has in front or behind, such as $ or %. It does not change the
+        number: 12 % is 12.
     """
     if decimal_mark is not None:
-        return _marked_numbers(text, decimal_mark)
+        plain = numbers(text) if decimal_mark == "." and not unit else None
+        if plain is not None and plain.null_count == text.null_count:
+            return plain
+        marked = _marked_numbers(text, decimal_mark, unit)
+        return marked if plain is None else pc.coalesce(plain, marked)
     try:
         values = pc.cast(text, pa.float64())
     except pa.ArrowInvalid:
@@ -89,29 +132,70 @@ def numbers(text: pa.StringArray, decimal_mark: str | None = None) -> pa.DoubleA
 
 
 @functools.cache
-def _marked(decimal_mark: str) -> tuple[str, str]:
-    """Regular expressions of a number without and with parentheses."""
-    thousands = {".": ",", ",": r"\."}[decimal_mark]
+def _marked(decimal_mark: str, unit: str) -> str:
+    """A regular expression of a number with a unit, which is one of its own; empty for none."""
     mark = re.escape(decimal_mark)
-    groups = "|".join(
-        [rf"[0-9]{{1,3}}(?:{thousands}[0-9]{{2,3}})*{thousands}[0-9]{{3}}"]
-        + [rf"[0-9]{{1,3}}(?:{each}[0-9]{{3}})+" for each in (_BLANK, "['\u2019]")]
-    )
-    digits = rf"(?:(?:{groups}|[0-9]+)(?:{mark}[0-9]*)?|{mark}[0-9]+)"
-    sign = f"[+{_MINUS}-]?"
-    number = rf"{sign}{_BLANK}*(?:{_CURRENCY}{_BLANK}*{sign})?{_BLANK}*{digits}{_BLANK}*(?:{_CURRENCY}|%|‰)?"
-    return rf"^{number}$", rf"^\({_BLANK}*{number}{_BLANK}*\)$"
+    thousands = {".": ",", ",": r"\."}[decimal_mark]
+    exponent = "(?:[eE][+-]?[0-9]{1,2})?"
+    groups = [rf"[1-9][0-9]{{0,2}}(?:{each}[0-9]{{3}})+" for each in (thousands, _BLANK, "['\u2019]")]
+    groups.append(rf"[1-9][0-9]?(?:{thousands}[0-9]{{2}})+{thousands}[0-9]{{3}}")  # 12,34,567, as in India
+    grouped = rf"(?:{'|'.join(groups)})(?:{mark}[0-9]*)?"
+    number = rf"(?:{grouped}|[0-9]+(?:{mark}[0-9]*)?{exponent}|{mark}[0-9]+{exponent})"
+    sign = f"[+{_MINUS}-]"
+    minus = f"[{_MINUS}-]"
+    if not unit:
+        forms = [f"{sign}?{_BLANK}*{number}", f"{number}{_BLANK}*{minus}", rf"\({_BLANK}*{number}{_BLANK}*\)"]
+    else:
+        front = f"{unit}{_BLANK}*"
+        behind = f"{_BLANK}*{unit}"
+        forms = [
+            f"{sign}?{_BLANK}*{front}{number}",
+            f"{front}{sign}?{_BLANK}*{number}",
+            f"{front}{number}{_BLANK}*{minus}",
+            f"{sign}?{_BLANK}*{number}{behind}",
+            f"{number}{_BLANK}*{minus}{behind}",
+            rf"\({_BLANK}*(?:{front}{number}|{number}{behind}){_BLANK}*\)",
+            rf"{front}\({_BLANK}*{number}{_BLANK}*\)",
+            rf"\({_BLANK}*{number}{_BLANK}*\){behind}",
+        ]
+    return f"^(?:{'|'.join(forms)})$"
 
 
-def _marked_numbers(text: pa.StringArray, decimal_mark: str) -> pa.DoubleArray:
+def _marked_numbers(text: pa.StringArray, decimal_mark: str, unit: str) -> pa.DoubleArray:
     trimmed = pc.utf8_trim_whitespace(text)
-    plain, in_parentheses = (pc.match_substring_regex(trimmed, pattern) for pattern in _marked(decimal_mark))
-    digits = pc.replace_substring_regex(trimmed, r"Rs\.|kr\.", "")
-    digits = pc.replace_substring_regex(digits, rf"[^0-9{re.escape(decimal_mark)}]", "")
+    sign = re.escape(unit) + (r"\.?" if unit.isalpha() else "")
+    fits = pc.match_substring_regex(trimmed, _marked(decimal_mark, sign))
+    bare = pc.replace_substring_regex(trimmed, sign, "") if unit else trimmed
+    exponent = pc.match_substring_regex(bare, "[0-9][eE][+-]?[0-9]")
+    mantissa = pc.replace_substring_regex(bare, "[eE].*$", "")
+    negative = pc.match_substring_regex(mantissa, rf"[({_MINUS}-]")
+    digits = pc.replace_substring_regex(mantissa, rf"[^0-9{re.escape(decimal_mark)}]", "")
     digits = pc.replace_substring(digits, decimal_mark, ".")
-    values = numbers(pc.if_else(pc.or_(plain, in_parentheses), digits, None))
-    negative = pc.or_(in_parentheses, pc.match_substring_regex(trimmed, f"[{_MINUS}-]"))
+    power = pc.replace_substring_regex(bare, "^[^eE]*", "")
+    digits = pc.if_else(exponent, pc.binary_join_element_wise(digits, power, ""), digits)
+    values = numbers(pc.if_else(fits, digits, None))
     return pc.if_else(negative, pc.negate(values), values)
+
+
+def units(text: pa.StringArray, decimal_mark: str) -> pa.StringArray:
+    """The currency, percent or per mille sign of each number, empty for none; null for text that is no number.
+
+    Args:
+      decimal_mark: "." or ","; separators of thousands and parentheses for a minus are read with it.
+    """
+    known = numbers(text) if decimal_mark == "." else integers(text)
+    if known.null_count == text.null_count:  # no need to look closer
+        return pc.if_else(pc.is_valid(text), "", None)
+    trimmed = pc.utf8_trim_whitespace(text)
+    plain = pc.or_(pc.is_valid(known), pc.match_substring_regex(trimmed, _marked(decimal_mark, "")))
+    fits = pc.or_(plain, pc.match_substring_regex(trimmed, _marked(decimal_mark, _UNIT)))
+    found = pc.replace_substring_regex(trimmed, _NUMERIC, "")
+    return pc.if_else(fits, pc.if_else(plain, "", found), None)
+
+
+def looks_like_time(text: pa.StringArray) -> pa.BooleanArray:
+    """Whether each text looks like a date or a time of the day, in whatever format."""
+    return pc.match_substring_regex(pc.utf8_trim_whitespace(text), f"^(?:{_DATE_LIKE})$")
 
 
 def integers(text: pa.StringArray) -> pa.Int64Array:
@@ -151,12 +235,12 @@ def times(text: pa.StringArray, time_format: str | None = None) -> pa.TimestampA
     Times with an offset become UTC, others stay as they are; times without a date are of 1970-01-01.
 
     Args:
-      time_format: as strptime takes it, with English names of months. None: ISO 8601.
+      time_format: as strptime takes it, with English names of months. None and "iso": ISO 8601.
 
     Raises:
       ValueError: the format has a directive that is not supported.
     """
-    if time_format is None:
+    if time_format in (None, ISO):
         try:
             return pc.cast(text, pa.timestamp("us"))
         except pa.ArrowInvalid:  # not all of them, or some with an offset
@@ -165,19 +249,9 @@ def times(text: pa.StringArray, time_format: str | None = None) -> pa.TimestampA
     return _timestamps(found)
 
 
-def could_be(text: str, time_format: str | None) -> bool:
-    """Whether a text has the form of a date or time."""
-    return _compiled(time_format).fullmatch(text.strip()) is not None
-
-
-@functools.cache
-def _compiled(time_format: str | None) -> re.Pattern[str]:
-    return re.compile(_expression(time_format))
-
-
 @functools.cache
 def _expression(time_format: str | None) -> str:
-    return _ISO if time_format is None else "".join(_expressions(time_format))
+    return _ISO if time_format in (None, ISO) else "".join(_expressions(time_format))
 
 
 def _expressions(time_format: str) -> Iterator[str]:

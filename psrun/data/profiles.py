@@ -6,8 +6,8 @@ import contextlib
 import hashlib
 import json
 import zlib
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from psrun.data import contents, digests, formats, notations
 from psrun.data.columns import flattened, is_list
+from psrun.data.notations import NO_NOTATION, Notation
 from psrun.data.rows import Layout, Rows, decoded
 from psrun.files import write_atomic
 
@@ -23,7 +24,7 @@ _COUNTED = 200_000  # different values that are counted exactly; above, a sample
 _COUNTED_BYTES = 1 << 24
 _PENDING = 1 << 16  # values of blocks that are merged together
 _KEPT_BYTES = 1 << 29  # of rows, between the guess and the preparation
-_VERSION = 7
+_VERSION = 8
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,13 @@ class Profile:
       kind: integers, numbers, booleans, times, strings, other (none of these) or empty (no value at all).
       text: whether the files have text; numbers and times are written in it.
       whole: of numbers, whether none has a fraction.
-      decimal_mark, time_format: how numbers and times are written, as in `feature_spec.FeatureSpec`.
-      ambiguous: another time format that fits all values; None for none.
+      decimal_mark, unit, time_format: how numbers and times in text are read, as in `feature_spec.FeatureSpec`.
+      look: of strings, what nearly all look like: "numbers" (plain ones), "formatted" (numbers with units or
+        separators), "times", or "" for none of these. `odd` has the exceptions.
+      samples: some such values, two if their units differ; of numbers, one that is no plain number.
+      units: by decimal mark, a value for each of the first two units that numbers with that mark have.
+      proofs: by decimal mark, a value that only that mark reads as a number.
+      two_ways: of plain numbers, a value that a decimal comma reads as another number, if the comma reads all of them.
       width: values of the first row that has any; `longest`: the most values of a row.
       varies: whether rows that are not empty lists have different numbers of values.
       num_empty, num_long: rows that are empty lists, and rows with more than 100 values.
@@ -48,7 +54,6 @@ class Profile:
       values, counts: values by falling number of occurrences. Beyond 1,000, those that occur once are missing, and of
         more than 100,000 all but the most frequent ones.
       examples: the first values, as text.
-      odd: the exceptions in a column of strings that are almost all numbers.
       spellings: words that are written in several ways, such as ("yes", "Yes ").
       is_index: whether the values count the rows.
       mean_words: of strings, in the mean of the different values.
@@ -60,8 +65,14 @@ class Profile:
     text: bool = False
     whole: bool = False
     decimal_mark: str | None = None
+    unit: str | None = None
     time_format: str | None = None
-    ambiguous: str | None = None
+    look: str = ""
+    samples: Sequence[str] = ()
+    odd: Sequence[str] = ()
+    units: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    proofs: Mapping[str, str] = field(default_factory=dict)
+    two_ways: str | None = None
     width: int = 1
     longest: int = 1
     varies: bool = False
@@ -83,7 +94,6 @@ class Profile:
     values: Sequence[str | int | float] = ()
     counts: Sequence[int] = ()
     examples: Sequence[str] = ()
-    odd: Sequence[str] = ()
     spellings: Sequence[Sequence[str]] = ()
     is_index: bool = False
     mean_words: float = 0.0
@@ -118,6 +128,7 @@ def profile_files(
     layout: Layout,
     *,
     cache: Path | None,
+    notation: Notation = NO_NOTATION,
     keep: dict[str, list[Rows]] | None = None,
     tell: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Profile]:
@@ -125,6 +136,7 @@ def profile_files(
 
     Args:
       cache: the folder that stores profiles until the files change; None for none.
+      notation: how numbers and times are written in texts.
       keep: gets the rows of each file, unless they take more than 512 MiB together: for who reads them next.
       tell: called repeatedly with the progress.
 
@@ -133,14 +145,14 @@ def profile_files(
     """
     kept = {} if keep is None else keep
     if cache is None:
-        return _profiled(names, layout, kept, tell)
+        return _profiled(names, layout, notation, kept, tell)
     known = digests.compute(names, cache, tell)
-    key = json.dumps([_VERSION, asdict(layout), known])
+    key = json.dumps([_VERSION, asdict(layout), asdict(notation), known])
     path = cache / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.profile.json"
     with contextlib.suppress(OSError, ValueError, TypeError):
         records = json.loads(path.read_text(encoding="utf-8"))
         return {each["column"]: Profile(**each) for each in records}
-    profiles = _profiled(names, layout, kept, tell)
+    profiles = _profiled(names, layout, notation, kept, tell)
     if digests.compute(names, cache, tell) != known:  # files changed meanwhile
         kept.clear()
         return profiles
@@ -153,6 +165,7 @@ def profile_files(
 def _profiled(
     names: Sequence[str],
     layout: Layout,
+    notation: Notation,
     kept: dict[str, list[Rows]],
     tell: Callable[[str], None],
 ) -> dict[str, Profile]:
@@ -160,7 +173,7 @@ def _profiled(
     for name in names:
         formats.check_columns(name, layout, names[0], schema.names)
     unified = None if layout.is_text else formats.schema(names, layout)
-    profilers = {column: Profiler(column) for column in schema.names}
+    profilers = {column: Profiler(column, notation) for column in schema.names}
     num_rows = 0
     num_bad = 0
     first_bad = ""
@@ -191,8 +204,9 @@ def _profiled(
 class Profiler:
     """Makes the profile of a column from its parts, which have one type, or dictionaries of one type."""
 
-    def __init__(self, column: str) -> None:
+    def __init__(self, column: str, notation: Notation = NO_NOTATION) -> None:
         self._column = column
+        self._notation = notation
         self._lengths = _Lengths()
         self._index = _Index()
         self._distinct = _Distinct()
@@ -221,7 +235,7 @@ class Profiler:
         self._num_items += len(values)
         self._num_null += values.null_count
         if isinstance(self._content, contents.Nothing):
-            self._content = contents.content_of(kind)
+            self._content = contents.content_of(kind, self._notation)
             self._distinct.examine = self._content.examine
         if isinstance(self._content, contents.Nothing):
             return

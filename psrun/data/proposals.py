@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from psrun.data.contents import FEW, LISTED, spelling_warning
 from psrun.data.feature_spec import FeatureSpec, name_of
+from psrun.data.notations import ISO, NO_NOTATION, Notation
 from psrun.data.profiles import LONG, Profile
 
 _ID_WORDS = {
@@ -27,6 +28,8 @@ _AMOUNT_WORDS = {
     "datetime", "ts", "unix", "epoch", "pixel", "temp", "temperature", "balance", "duration",
 }  # fmt: skip
 _CYCLE_WORDS = {"month", "weekday", "dow", "hour", "quarter", "season", "hr", "wday", "mnth"}
+_INDEX_NAME = re.compile(r"|__index_level_\d+__|Unnamed: \d+(\.\d+)?|\.\.\.1")  # as pandas and readr name them
+INDEX = "an index, by its name"
 _MIN_ROWS = 10  # of a column that is left out because each row differs
 _DIFFERS = 0.9  # share of rows with a value of their own
 _MIN_REPEATS = 10  # mean rows per value from which integers without the name of an id may be ids
@@ -41,6 +44,7 @@ _MIN_COUNTS = ((100, 1), (200_000, 3))  # up to as many rows, the rows that a va
 _MIN_COUNT = 5  # for more rows
 _TAIL = 50  # how many times the median the largest of the numbers with a long tail is
 _FREE_TEXT = 3.0  # mean number of words
+_NAMED = 3  # columns in a line about several
 _SHOWN_SHARE = 0.0005
 _PARTS = {"month": "1 to 12", "weekday": "0 (Monday) to 6", "hour": "0 to 23"}
 _PART_DEFAULT = -1  # no month, weekday or hour
@@ -124,20 +128,24 @@ def _percent(share: float) -> str:
     return f"{share:.0%}" if share >= 0.095 else f"{share:.1%}"
 
 
-def propose(profiles: Iterable[Profile], no_features: Collection[str | None]) -> dict[str, Proposal]:
+def propose(
+    profiles: Iterable[Profile], no_features: Collection[str | None], indexes: Collection[str] = ()
+) -> dict[str, Proposal]:
     """The proposals for each column, by the name of the feature; several for a column of times.
 
     Args:
       no_features: columns to leave out: label and weight.
+      indexes: columns that the files themselves call indexes.
     """
     proposals: dict[str, Proposal] = {}
     for number, profile in enumerate(profiles, 1):
         if profile.column in no_features:
             continue
-        if profile.kind == "other" or not profile.column.strip():
-            has_name = profile.column.strip()
-            reason = "neither numbers nor words" if has_name else "column without a name, such as an index"
-            proposals[profile.column] = Proposal(profile, None, reason)
+        if profile.column in indexes or _INDEX_NAME.fullmatch(profile.column.strip()):
+            proposals[profile.column] = Proposal(profile, None, INDEX)
+            continue
+        if profile.kind == "other":
+            proposals[profile.column] = Proposal(profile, None, "neither numbers nor words")
             continue
         base = name_of(profile.column) or f"column_{number}"
         for suffix, proposal in _proposed(profile).items():
@@ -163,10 +171,11 @@ def features(proposals: Mapping[str, Proposal], num_buckets: int | None = None) 
     return features
 
 
-def warnings(proposals: Mapping[str, Proposal]) -> Iterator[str]:
+def warnings(proposals: Mapping[str, Proposal], notation: Notation = NO_NOTATION) -> Iterator[str]:
     """What a user should know about the values, in lines."""
     if all(each.feature is None for each in proposals.values()):
         yield nothing_left(proposals)
+    yield from _unread(proposals, notation)
     for name, each in proposals.items():
         if each.feature is not None and each.profile.spellings:
             yield spelling_warning(name, each.profile.spellings)
@@ -176,6 +185,52 @@ def warnings(proposals: Mapping[str, Proposal]) -> Iterator[str]:
                 f"{name} has texts that look like lists, such as {example!r}, and are one value each; write them as "
                 f"a|b|c, and set max_values for {name} (data.features)"
             )
+
+
+def index_note(proposals: Mapping[str, Proposal]) -> str:
+    """A line about the columns that are left out as indexes; empty if there are none."""
+    columns = [repr(each.profile.column) for each in proposals.values() if each.note == INDEX]
+    if not columns:
+        return ""
+    return f"left out as an index that another program wrote: {_some(columns)}; to keep it, name it in data.features"
+
+
+def _unread(proposals: Mapping[str, Proposal], notation: Notation) -> Iterator[str]:
+    """Lines about columns that look like numbers or times and are not read so, one for each reason."""
+    by_reason: dict[str, dict[str, Profile]] = {}
+    for name, each in proposals.items():
+        reason = _why_unread(each.profile, notation)
+        if reason:
+            by_reason.setdefault(reason, {})[name] = each.profile
+    for reason, profiles in by_reason.items():
+        name, profile = next(iter(profiles.items()))
+        values = {"value": profile.samples[0], "odd": next(iter(profile.odd), ""), "other": profile.samples[-1]}
+        odd = f", but for {values['odd']!r}" if profile.odd else ""
+        yield f"{_some(list(profiles))}: {reason.format(column=name, but=odd, **values)}"
+
+
+def _why_unread(profile: Profile, notation: Notation) -> str:
+    """Why a column that looks like numbers or times is not read so, with places for its values; empty if it is read."""
+    if profile.look == "formatted":
+        if len(profile.samples) > 1:
+            return "not read as numbers, since the units differ: {value!r} and {other!r} in {column}"
+        if notation.decimal_mark is None:
+            return "not read as numbers, such as {value!r} in {column}{but}; set data.decimal_mark to . or ,"
+        fits = f"does not fit data.decimal_mark={notation.decimal_mark}"
+        return f"not read as numbers, since {{odd!r}} in {{column}} {fits}"
+    if profile.look == "times":
+        if notation.time_format is None:
+            how = "set data.time_format as strptime takes it, such as %d.%m.%Y"
+            return f"not read as dates or times, such as {{value!r}} in {{column}}{{but}}; {how}"
+        fits = f"does not fit data.time_format={notation.time_format}"
+        return f"not read as dates or times, since {{odd!r}} in {{column}} {fits}"
+    return ""
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first names of a list, and how many others there are."""
+    others = len(names) - _NAMED
+    return ", ".join(names) if others <= 0 else f"{', '.join(names[:_NAMED])} and {others} more"
 
 
 def nothing_left(proposals: Mapping[str, Proposal]) -> str:
@@ -201,7 +256,7 @@ def _proposed(profile: Profile) -> dict[str, Proposal]:
         return {"": _ids(profile, "int64")}
     if profile.kind == "integers" and _are_ids(profile):
         return {"": _ids(profile, "int64" if _fits_int64(profile) else "string")}
-    if profile.kind == "numbers" and profile.whole and profile.decimal_mark is None and _has_id_name(profile):
+    if profile.kind == "numbers" and profile.whole and not profile.samples and _has_id_name(profile):
         return {"": _ids(profile, "string" if profile.text else "int64")}
     if profile.is_list and profile.varies:
         note = "numbers in lists of different lengths; they may be the weights of a list"
@@ -215,7 +270,7 @@ def _useless(profile: Profile) -> str:
         return "empty"
     if profile.num_values == 1 and not profile.num_missing and not profile.is_list:
         return "the same in each row"
-    if profile.is_index and (profile.num_rows > _MIN_ROWS or re.fullmatch(r"Unnamed: \d+", profile.column)):
+    if profile.is_index and profile.num_rows > _MIN_ROWS:
         return "counts the rows, as an index does"
     if profile.is_list or profile.width > 1 or profile.num_rows <= _MIN_ROWS:
         return ""
@@ -265,9 +320,7 @@ def _are_ids(profile: Profile) -> bool:
 def _times(profile: Profile) -> dict[str, Proposal]:
     """The days as a number, and what repeats: month, weekday and hour."""
     plain = FeatureSpec("int64", profile.column, time_format=profile.time_format)
-    note = f"read as {profile.time_format}" if profile.time_format else ""
-    if profile.ambiguous:
-        note += f"; all values are {profile.ambiguous} too"
+    note = f"read as {profile.time_format}" if profile.time_format not in (None, ISO) else ""
     has_missing = bool(profile.num_missing)
     proposals = {}
     if profile.num_days > 1 or profile.num_hours > 1 or has_missing:
@@ -291,8 +344,8 @@ def _numbers(profile: Profile) -> Proposal:
     middle = profile.middle if isinstance(profile.middle, int | float) else 0
     if profile.whole and max(-least, most) > _EXACT:
         notes.append("rounded: beyond 2^24")
-    if profile.decimal_mark is not None:
-        notes.append(f"read as numbers such as {profile.examples[0]}" if profile.examples else "")
+    if profile.samples:
+        notes.append(f"read as numbers such as {profile.samples[0]}")
     has_tail = least >= 0 and profile.num_values > _FEW_AMOUNTS and most > _TAIL * max(middle, 1)
     if has_tail:
         notes.append("logarithm: a long tail")
@@ -304,8 +357,9 @@ def _numbers(profile: Profile) -> Proposal:
         nullable=bool(profile.num_missing or profile.num_empty),
         bins=_bins(profile),
         decimal_mark=profile.decimal_mark,
+        unit=profile.unit,
     )
-    return Proposal(profile, feature, "; ".join(filter(None, notes)))
+    return Proposal(profile, feature, "; ".join(notes))
 
 
 def _bins(profile: Profile) -> int | None:
@@ -315,7 +369,9 @@ def _bins(profile: Profile) -> int | None:
 
 
 def _strings(profile: Profile) -> Proposal:
-    notes = [f"numbers, but for {', '.join(map(repr, profile.odd[:3]))}"] if profile.odd else []
+    notes = []
+    if profile.look == "numbers":
+        notes.append(f"numbers, but for {', '.join(map(repr, profile.odd[:3]))}")
     if count := len(profile.spellings):
         notes.append(f"{count} {'value is' if count == 1 else 'values are'} written in several ways")
     return _ids(profile, "string", "; ".join(notes))

@@ -5,14 +5,16 @@ from __future__ import annotations
 import functools
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
+from pyarrow import types
 
 from psrun.data import (
     contents,
+    decimal_marks,
     feature_spec,
     files,
     formats,
@@ -20,6 +22,7 @@ from psrun.data import (
     label_guess,
     labels,
     later_data,
+    notations,
     preparation,
     profiles,
     proposals,
@@ -28,7 +31,9 @@ from psrun.data import (
     text,
 )
 from psrun.data.feature_spec import FeatureSpec
+from psrun.data.labels import Vocabulary
 from psrun.data.lists import ENDS
+from psrun.data.notations import Notation
 from psrun.data.preparation import PreparedSet
 from psrun.data.rows import Layout, Rows
 from psrun.data.source import Batches, ByNumber, Convert, Feature, Task, as_read
@@ -68,6 +73,9 @@ class Table(ByNumber):
       columns: column names of text; None: the first row of each file is the header.
       quoted: whether fields of text may stand in double quotes.
       encoding: of text, as Python names it, such as latin-1; a field that is not in it makes its row malformed.
+      decimal_mark: "." or ",", of all numbers in text, which may then have separators of thousands and a unit; None:
+        text is a number if it is a plain one.
+      time_format: of times in text, as strptime takes it; None: ISO 8601.
       num_buckets: ids of each string that has neither a vocabulary nor its own number; None: 100,000, or of a
         guess as many as fit its values.
       max_bad_rows: number of malformed rows to skip, with a report; one more is an error.
@@ -102,13 +110,15 @@ class Table(ByNumber):
         split: Mapping[str, Any] | float | None = None,
         task: Task | None = None,
         num_classes: int | None = None,
-        label_vocabulary: labels.Vocabulary | None = None,
+        label_vocabulary: Vocabulary | None = None,
         features: Mapping[str, Any] | None = None,
         format: str | None = None,
         delimiter: str | None = None,
         columns: Sequence[str] | None = None,
         quoted: bool = True,
         encoding: str = "utf-8",
+        decimal_mark: str | None = None,
+        time_format: str | None = None,
         num_buckets: int | None = None,
         max_bad_rows: int = 0,
         cache: str | None = None,
@@ -124,8 +134,9 @@ class Table(ByNumber):
             *text.problems(delimiter, columns, encoding),
             *labels.description_problems(task, num_classes, label_vocabulary),
             *_problems_of_numbers(format, num_buckets, max_bad_rows),
+            *notations.problems(decimal_mark, time_format),
         )
-        specs = feature_spec.read(features) if features is not None else {}
+        specs = {} if features is None else feature_spec.read(features, Notation(decimal_mark, time_format))
         train, evaluation = _files(path, eval_path, overlapping=predicting)
         self.files: Sequence[str] = (*train, *evaluation)
         layout = formats.layout(
@@ -140,25 +151,21 @@ class Table(ByNumber):
         known = formats.columns(train[0], layout)
         _raise(*header.column_problems({}, names, weight, known, layout, train[0]))
         recorded = recorded or {}
-        split_spec = _split(split, bool(evaluation), recorded)
+        split_spec = _split(split, bool(evaluation), recorded, time_format)
         splits.check_columns(split_spec, known, train[0])
         options = preparation.Options(max_bad_rows, cache, tell)
-        guess = _Guess(train, layout, names, weight, known, options)
-        described = functools.partial(_described_label, task, num_classes, label_vocabulary)
-        targets = {
-            name: described(_recorded_label(recorded, name, names)) or guess.target(name, task, num_classes)
-            for name in names
-        }
-        label_guess.require_two_classes(targets)
+        guess = _Guess(train, layout, names, weight, known, options, Notation(decimal_mark, time_format))
+        targets = guess.targets(task, num_classes, label_vocabulary, recorded)
         self.guessed: list[dict[str, Any]] = []
         if not specs and recorded:
-            specs = feature_spec.recorded(recorded, known or (), run_folder)
+            specs = feature_spec.recorded(recorded, run_folder)
         if not specs:
-            specs, self.guessed = guess.features(num_buckets)
+            specs, self.guessed = guess.features(num_buckets, None if label_vocabulary else task)
         specs = feature_spec.with_ends(specs, list_ends or {}, recorded)
-        reader = TableReader(header.columns_of(specs, layout), layout, train[0], known, rows=guess.rows)
+        specs = feature_spec.with_units(specs, recorded.get("units", {}), guess.unit)
+        reader = TableReader(header.columns_of(specs, layout, decimal_mark), layout, train[0], known, rows=guess.rows)
         _raise(*header.column_problems(reader.specs, names, weight, known, layout, train[0]))
-        reader = reader.with_targets(targets, weight)
+        reader = reader.with_targets(targets, weight, decimal_mark)
         prepared = _not_empty(reader.split(train, options, split_spec, recorded), train)
         self.rows_to_predict: RowsToPredict | None = None
         evaluated = None
@@ -173,14 +180,15 @@ class Table(ByNumber):
             advice = (
                 f"psrun data inspect {shlex.quote(path)} --label {shlex.quote(names[0])} --write conf/data/NAME.yaml"
             )
-            self.notes = (f"to edit the features: {advice}",)
+            self.notes = (f"to edit the features: {advice}", *guess.notes)
         self._take_examples(prepared, evaluated, specs)
         self._take_targets(targets, weight, is_recorded=task is None)
         self._take_split(prepared, split_spec, recorded, predicting=predicting)
         if features is None:
             self._add_facts(features=feature_spec.record(specs, run_folder))
+        self._take_units({} if features is None else specs, {} if task is None else targets)
         self.features: Mapping[str, Feature] = table_features.make(specs, num_buckets, prepared.scales, run_folder)
-        self._take_scales(prepared, recorded.get("scales", None if recorded else {}))
+        self._take_scales(prepared, recorded.get("scales", {}))
         self._check_weights(prepared, evaluated)
         self.warnings += (*guess.warnings, *table_features.unused(self.features))
         if not predicting:
@@ -241,6 +249,16 @@ class Table(ByNumber):
             if self.label_tasks:
                 self._add_facts(labels={name: _facts_of(each) for name, each in targets.items()})
 
+    def _take_units(self, specs: Mapping[str, FeatureSpec], targets: Mapping[str, label_guess.Label]) -> None:
+        """Adds the units of features and labels that the configuration describes to the facts."""
+        described: dict[str, FeatureSpec | label_guess.Label] = {**specs, **targets}
+        units: dict[str, str] = {}
+        for name, each in described.items():
+            if each.decimal_mark is not None:
+                units[name] = each.unit or ""
+        if units:
+            self._add_facts(units=units)
+
     def _take_split(
         self, prepared: PreparedSet, spec: splits.SplitSpec, recorded: Mapping[str, Any], *, predicting: bool
     ) -> None:
@@ -287,15 +305,13 @@ class Table(ByNumber):
                 shown = number if self.label_vocabulary is None else repr(self.label_vocabulary[number])
                 self.warnings += (f"all {count:,} {kind} examples have the label {shown}: {result}",)
 
-    def _take_scales(self, prepared: PreparedSet, recorded: Mapping[str, Any] | None) -> None:
+    def _take_scales(self, prepared: PreparedSet, recorded: Mapping[str, Any]) -> None:
         """Takes the scales of features and of labels to regress: a model keeps them, whatever the files have later.
 
         Args:
-          recorded: by the run, and hold; None for a run from before scales were recorded, whose labels had none.
+          recorded: by the run, and hold.
         """
-        self.features = table_features.with_scales(self.features, recorded or {})
-        if recorded is None:
-            return
+        self.features = table_features.with_scales(self.features, recorded)
         scales = table_features.scales(self.features)
         if self.task == "regression":
             known = self._label_scale(self._labels[0], prepared, recorded)
@@ -430,8 +446,10 @@ def _not_empty(prepared: PreparedSet, names: Sequence[str]) -> PreparedSet:
 
 
 def _facts_of(target: label_guess.Label) -> dict[str, Any]:
-    mark = {"decimal_mark": target.decimal_mark} if target.decimal_mark else {}
-    return {**target.options, **mark}
+    facts = target.options
+    if target.decimal_mark is not None:
+        facts |= {"decimal_mark": target.decimal_mark, "unit": target.unit}
+    return facts
 
 
 def _recorded_label(recorded: Mapping[str, Any], name: str, names: Sequence[str]) -> Mapping[str, Any]:
@@ -444,28 +462,38 @@ def _recorded_label(recorded: Mapping[str, Any], name: str, names: Sequence[str]
 def _described_label(
     task: Task | None,
     num_classes: int | None,
-    vocabulary: labels.Vocabulary | None,
+    vocabulary: Vocabulary | None,
     recorded: Mapping[str, Any],
+    decimal_mark: str | None,
 ) -> label_guess.Label | None:
     """The label as the configuration or the run describes it; None if neither does."""
     if task is None and "label" in recorded:
         known = recorded["label"]
         own = known.get("label_vocabulary")
         vocabulary = vocabulary or (None if own is None else tuple(own))
-        return label_guess.Label(known["task"], known.get("num_classes"), vocabulary, known.get("decimal_mark"))
+        how = {"decimal_mark": known.get("decimal_mark"), "unit": known.get("unit")}
+        return label_guess.Label(known["task"], known.get("num_classes"), vocabulary, **how)
     if task is None and vocabulary is not None:
         task = "binary" if len(vocabulary) == 2 else "multiclass"
     if task == "multiclass" and num_classes is None and vocabulary is not None:
         num_classes = len(vocabulary)
-    return None if task is None else label_guess.Label(task, num_classes, vocabulary)
+    return None if task is None else label_guess.Label(task, num_classes, vocabulary, decimal_mark)
 
 
-def _split(node: Any, has_evaluation: bool, recorded: Mapping[str, Any]) -> splits.SplitSpec:
-    """The split as configured, or as the run recorded it."""
+def _split(node: Any, has_evaluation: bool, recorded: Mapping[str, Any], time_format: str | None) -> splits.SplitSpec:
+    """The split as configured, or as the run recorded it.
+
+    Args:
+      time_format: of the data set, for a split without its own.
+    """
     configured = splits.read(node)
-    if recorded:  # a run from before there were splits had none
-        return splits.read(recorded["split"]["spec"]) if "split" in recorded else splits.SplitSpec("none")
-    return splits.SplitSpec("none") if has_evaluation else configured
+    if "split" in recorded:
+        return splits.read(recorded["split"]["spec"])
+    if has_evaluation:
+        return splits.SplitSpec("none")
+    if configured.by in ("time", "last"):
+        return replace(configured, time_format=configured.time_format or time_format)
+    return configured
 
 
 @dataclass
@@ -478,36 +506,102 @@ class _Guess:
     weight: str | None
     known: Sequence[str] | None
     options: preparation.Options
+    notation: Notation
     rows: dict[str, list[Rows]] = field(default_factory=dict)  # those that were looked at, by file
     warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @functools.cached_property
     def _profiles(self) -> dict[str, profiles.Profile]:
         cache = preparation.cache_folder(self.options.cache)
-        looked = profiles.profile_files(self.names, self.layout, cache=cache, keep=self.rows, tell=self.options.tell)
+        looked = profiles.profile_files(
+            self.names,
+            self.layout,
+            cache=cache,
+            notation=self.notation,
+            keep=self.rows,
+            tell=self.options.tell,
+        )
         first = next(iter(looked.values()))  # all have the same number of rows
         preparation.check_bad(first.num_bad, [first.first_bad], self.options.max_bad_rows)
         if not first.num_rows:
             raise DataError(f"there is no row in {self.names[0]} to infer the features from")
         return looked
 
-    def target(self, label: str, task: Task | None, num_classes: int | None) -> label_guess.Label:
+    def targets(
+        self,
+        task: Task | None,
+        num_classes: int | None,
+        vocabulary: Vocabulary | None,
+        recorded: Mapping[str, Any],
+    ) -> dict[str, label_guess.Label]:
+        """The labels as the configuration or the run describes them, or else guessed."""
+        targets: dict[str, label_guess.Label] = {}
+        for name in self.labels:
+            known = _recorded_label(recorded, name, self.labels)
+            described = _described_label(task, num_classes, vocabulary, known, self.notation.decimal_mark)
+            targets[name] = described or self._target(name, task, num_classes)
+        label_guess.require_two_classes(targets)
+        return label_guess.with_units(targets, recorded.get("units", {}), self.unit)
+
+    def _target(self, label: str, task: Task | None, num_classes: int | None) -> label_guess.Label:
         if self.known is None:
             return label_guess.Label("binary")
+        decimal_marks.check(self._profiles, [label], self.layout)
         profile = self._profiles[label]
         if profile.spellings:
             self.warnings += (contents.spelling_warning(f"label {label}", profile.spellings),)
         return label_guess.guess(profile, task=task, num_classes=num_classes)
 
-    def features(self, num_buckets: int | None) -> tuple[dict[str, FeatureSpec], list[dict[str, Any]]]:
-        """The inferred features, and rows to display them."""
+    def _check_label(self, label: str, task: Task) -> None:
+        """Raises ConfigError if a label cannot have the task of the configuration, or its numbers two readings."""
+        decimal_marks.check(self._profiles, [label], self.layout)
+        label_guess.check(self._profiles[label], task)
+        if how := label_guess.how_read(self._profiles[label]):
+            self.notes += (f"label {label}: {task}; {how}",)
+
+    def unit(self, key: str, column: str, decimal_mark: str) -> str:
+        """The unit of a column in the training files; empty for none.
+
+        Raises:
+          ConfigError: it has several; names the key.
+        """
+        if self.known is None or column not in self.known or not self._may_be_text(column):
+            return ""
+        units = self._profiles[column].units.get(decimal_mark, {})
+        if len(units) > 1:
+            values = " and ".join(map(repr, units.values()))
+            message = f"must be set: column {column!r} has {values}; rows with another unit are malformed then"
+            raise ConfigError([Problem(key, message)])
+        return next(iter(units), "")
+
+    def _may_be_text(self, column: str) -> bool:
+        schema = formats.schema(self.names[:1], self.layout)
+        assert schema is not None
+        kind = schema.field(column).type
+        return not (types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind))
+
+    def features(
+        self, num_buckets: int | None, task: Task | None
+    ) -> tuple[dict[str, FeatureSpec], list[dict[str, Any]]]:
+        """The inferred features, and rows to display them.
+
+        Args:
+          task: as the configuration says, which is checked; None: guessed, or described by a vocabulary.
+        """
         if self.known is None:
             message = "is required for TFRecord files, whose records have no schema"
             raise ConfigError([Problem("data.features", message)])
-        proposed = proposals.propose(self._profiles.values(), (*self.labels, self.weight))
+        if task is not None:
+            self._check_label(self.labels[0], task)
+        indexes = formats.index_columns(self.names[0], self.layout)
+        proposed = proposals.propose(self._profiles.values(), (*self.labels, self.weight), indexes)
+        used = [each.profile.column for each in proposed.values() if each.feature is not None]
+        decimal_marks.check(self._profiles, used, self.layout)
         features = proposals.features(proposed, num_buckets)
         if not features:
             message = f"cannot be inferred: {proposals.nothing_left(proposed)}"
             raise ConfigError([Problem("data.features", message)])
-        self.warnings += tuple(proposals.warnings(proposed))
+        self.warnings += tuple(proposals.warnings(proposed, self.notation))
+        self.notes += tuple(filter(None, [proposals.index_note(proposed)]))
         return features, [each.row(name) for name, each in proposed.items()]

@@ -46,27 +46,29 @@ class TableReader:
     strict: bool = True
     rows: Mapping[str, Sequence[Rows]] = field(default_factory=dict)
 
-    def with_targets(self, targets: Mapping[str, label_guess.Label], weight: str | None) -> TableReader:
-        """A reader that reads labels, the first of them as `label`, and the weight if there is one, too."""
-        reader = self
-        for label, target in reversed(list(targets.items())):
-            reader = reader._with_target(label, target, weight)
-        _, *others = targets
-        return replace(reader, other_labels=tuple(others))
+    def with_targets(
+        self, targets: Mapping[str, label_guess.Label], weight: str | None, decimal_mark: str | None = None
+    ) -> TableReader:
+        """A reader that reads labels, the first of them as `label`, and the weight if there is one, too.
 
-    def _with_target(self, label: str, target: label_guess.Label, weight: str | None) -> TableReader:
+        Args:
+          decimal_mark: of the weight.
+        """
         specs = dict(self.specs)
-        specs[label] = ColumnSpec(
-            label,
-            "int64" if target.task == "multiclass" else "float32",
-            decimal_mark=target.decimal_mark,
-            is_label=True,
-            num_classes=_CLASSES.get(target.task, target.num_classes),
-            vocabulary=target.label_vocabulary,
-        )
+        for label, target in reversed(list(targets.items())):
+            specs[label] = ColumnSpec(
+                label,
+                "int64" if target.task == "multiclass" else "float32",
+                decimal_mark=target.decimal_mark,
+                unit=target.unit or "",
+                is_label=True,
+                num_classes=_CLASSES.get(target.task, target.num_classes),
+                vocabulary=target.label_vocabulary,
+            )
         if weight is not None:
-            specs[weight] = ColumnSpec(weight, "float32", weight=True)
-        return replace(self, specs=specs, label=label, weight=weight)
+            specs[weight] = ColumnSpec(weight, "float32", decimal_mark=decimal_mark, weight=True)
+        first, *others = targets
+        return replace(self, specs=specs, label=first, other_labels=tuple(others), weight=weight)
 
     def predicting(
         self, names: Sequence[str], options: preparation.Options
@@ -164,9 +166,14 @@ class TableReader:
         if not len(present) and num_rows:
             hint = did_you_mean(str(self.weight), formats.suggestions(self.first, self.layout))
             raise ConfigError([Problem(WEIGHT, f"{message} has no values in the first rows of {self.first}.{hint}")])
-        if is_text and len(present) and notations.numbers(present).null_count == len(present):
+        if is_text and len(present) and self._are_words(present):
             message += f" of {self.first} holds strings, such as {present[0].as_py()!r}"
             raise ConfigError([Problem(WEIGHT, f"{message}; choose a column of numbers")])
+
+    def _are_words(self, texts: pa.StringArray) -> bool:
+        """Whether no text of the weight's column is a number."""
+        decimal_mark = self.specs[str(self.weight)].decimal_mark
+        return notations.numbers(texts, decimal_mark).null_count == len(texts)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,8 @@ BY_ITSELF = (
     "data=table",
     "data._target_=psrun.data.table.Table",
     "data.label=Churn",
+    "data.decimal_mark=.",
+    "data.time_format=%d.%m.%Y",
     "model=wide_deep",
     "trainer.epochs=3",
     "evaluation.every=3",
@@ -52,7 +54,7 @@ def test_a_table_is_trained_resumed_and_predicted(train, predict, tmp_path):
     assert data["num_train_examples"] + data["num_eval_examples"] == 1470
     features = data["features"]
     assert set(features) == {"joined_days", "joined_month", "joined_weekday", "plan", "fee", "age"}
-    assert (features["fee"]["decimal_mark"], features["age"]["nullable"]) == (".", True)
+    assert (features["fee"]["decimal_mark"], features["fee"]["unit"], features["age"]["nullable"]) == (".", "$", True)
     assert features["joined_days"]["time_format"] == "%d.%m.%Y"
     assert result["metrics"]["val_auc"] > 0.75
     (rate,) = [value for name, value in variables(folder).items() if "learning_rate" in name]

@@ -57,7 +57,7 @@ def test_features_are_those_of_the_first_file_in_whatever_order_others_have_them
 
 
 def test_a_guess_holds_for_as_long_as_the_run(tmp_path):
-    """Whatever the files hold later; runs of psrun before it guessed ids recorded names and types only."""
+    """Whatever the files hold later."""
     path = write(tmp_path / "rows.csv", {"item": [1, 2] * 20, "label": [0, 1] * 20})
     first = binary(path)
     assert first.features["item"].vocabulary == (1, 2)
@@ -66,15 +66,11 @@ def test_a_guess_holds_for_as_long_as_the_run(tmp_path):
     later = binary(path, recorded=first.facts)
     assert (later.features, later.facts["features"]) == (first.features, first.facts["features"])
     assert not later.guessed
-    write(path, {"item id": [1, 2] * 20, "work": ["a", "b"] * 20, "label": [0, 1] * 20})
-    before = binary(path, recorded={"features_taken": "item_id float32, work string"})
-    assert before.features["item_id"].mean == 1.5
-    assert before.features["work"].num_buckets == 100_000
+    write(path, {"item": [1, 2] * 20, "work": ["a", "b"] * 20, "label": [0, 1] * 20})
     assert binary(path, features={"work": {"dtype": "string"}}, recorded=first.facts).features.keys() == {"work"}
 
 
 def test_scales_are_those_that_the_run_recorded(tmp_path):
-    """Labels of a run from before scales were recorded had none: its model predicts in units of the label itself."""
     path = write(tmp_path / "rows.csv", {"x": [1.0, 2.0, 6.0], "label": [10.0, 20.0, 60.0]})
     options = {"features": {"x": {}}, "task": "regression"}
     first = table(path, **options)
@@ -83,9 +79,6 @@ def test_scales_are_those_that_the_run_recorded(tmp_path):
     later = table(path, recorded=first.facts, **options)
     assert (later.label_mean, later.label_deviation) == (30.0, first.label_deviation)
     assert later.features == first.features
-    before = table(path, recorded={"num_train_files": 1}, **options)
-    assert not hasattr(before, "label_mean")
-    assert (before.features["x"].mean, "scales" in before.facts) == (21.0, False)
 
 
 def test_floats_are_reported_with_mean_and_deviation(tmp_path):

@@ -53,10 +53,14 @@ COLUMNS = {
 }
 
 
+NOTATION = ("--decimal-mark", ".", "--time-format", "%m/%d/%Y")
+
+
 def test_what_columns_hold_is_shown_and_written(tmp_path, capsys):
-    written = proposed(write(tmp_path / "rows.csv", COLUMNS), "--label", "liked")
-    assert {key: written[key] for key in ("path", "label", "task", "label_vocabulary")} == {
+    written = proposed(write(tmp_path / "rows.csv", COLUMNS), "--label", "liked", *NOTATION)
+    assert {key: value for key, value in written.items() if key not in ("features", "defaults")} == {
         "path": str(tmp_path / "rows.csv"), "label": "liked", "task": "binary", "label_vocabulary": ["no", "yes"],
+        "decimal_mark": ".", "time_format": "%m/%d/%Y",
     }  # fmt: skip
     features = written["features"]
     folder = tmp_path / "conf" / "data" / "rows.vocabulary"
@@ -64,14 +68,14 @@ def test_what_columns_hold_is_shown_and_written(tmp_path, capsys):
     assert features == {
         "user_id": {"dtype": "int64", "vocabulary": str(folder / "user_id.txt")},
         "sparse_id": {"dtype": "int64", "vocabulary": [3, 10**12, 10**15]},
-        "price": {"bins": 32},
-        "cost": {"bins": 32, "decimal_mark": "."},
+        "price": {"bins": 32, "decimal_mark": ".", "unit": ""},
+        "cost": {"bins": 32, "decimal_mark": ".", "unit": "$"},
         "sold_days": {**sold, "bins": 32, "part": "days"},
         "sold_month": {**sold, "dtype": "int64", "vocabulary": [*range(1, 13)], "part": "month"},
         "sold_weekday": {**sold, "dtype": "int64", "vocabulary": [*range(7)], "part": "weekday"},
         "zip": {"dtype": "string", "vocabulary": str(folder / "zip.txt")},
         "genre": {"dtype": "string", "vocabulary": ["News ", "drama", "news"]},
-        "size": {"bins": 32, "nullable": True},
+        "size": {"bins": 32, "nullable": True, "decimal_mark": ".", "unit": ""},
     }
     assert set(feature_spec.read(features)) == set(features)
     assert (folder / "user_id.txt").read_text() == "".join(f"{n}\n" for n in range(1, 301))
@@ -89,7 +93,7 @@ def test_what_columns_hold_is_shown_and_written(tmp_path, capsys):
         assert text in out
     text = (tmp_path / "conf" / "data" / "rows.yaml").read_text()
     assert "  # row_id: omitted: counts the rows, as an index does\n" in text
-    assert "  price: {bins: 32}  # " in text
+    assert "  price: {bins: 32, decimal_mark: ., unit: ''}  # " in text
 
 
 def test_a_person_can_read_what_is_written(tmp_path):
@@ -132,7 +136,7 @@ def test_odd_names_and_values_can_be_inspected_and_written(tmp_path, capsys):
     assert features["text"]["vocabulary"] == sorted(texts)
     shown = capsys.readouterr().out
     assert "[/x] [bold]" in shown
-    assert "column without a name, such as an index" in shown
+    assert "left out as an index that another program wrote: ''; to keep it, name it in data.features" in shown
     assert "rounded: beyond 2^24" in shown
 
 
@@ -172,7 +176,7 @@ def test_the_table_fits_the_terminal(tmp_path, capsys, monkeypatch, width):
     path = write(
         tmp_path / "rows.csv", {f"{name} {'of a long name' * (name == 'zip')}": v for name, v in COLUMNS.items()}
     )
-    main(["inspect", str(path)])
+    main(["inspect", str(path), *NOTATION])
     lines = capsys.readouterr().out.splitlines()
     first, last = (next(n for n, line in enumerate(lines) if word in line) for word in ("feature", "only in case"))
     table = lines[first:last]

@@ -14,14 +14,15 @@ import pyarrow as pa
 import pytest
 
 from psrun.data import formats, profiles
+from psrun.data.notations import Notation
 from psrun.data.profiles import Profile, Profiler
 
 DAY = datetime.datetime(2021, 1, 31, 18)
 
 
-def profile(*blocks: list | pa.Array, kind: pa.DataType | None = None) -> Profile:
+def profile(*blocks: list | pa.Array, kind: pa.DataType | None = None, **notation: str) -> Profile:
     """Of the blocks of a column; of text where no type is said."""
-    profiler = Profiler("x")
+    profiler = Profiler("x", Notation(**notation))
     for block in blocks:
         profiler.add(block if isinstance(block, pa.Array) else pa.array(block, kind or pa.string()))
     return profiler.profile()
@@ -52,12 +53,18 @@ def profile(*blocks: list | pa.Array, kind: pa.DataType | None = None) -> Profil
         ([["1.5", "NULL"], ["n/a"]], {"kind": "numbers", "num_missing": 2, "markers": ["NULL", "n/a"]}),
         ([["NA", "DE", "", " "]], {"kind": "strings", "num_missing": 2, "num_values": 2, "values": ["DE", "NA"]}),
         ([["", "NA"], [" "]], {"kind": "empty", "num_missing": 3, "num_rows": 3}),
-        ([["$1,521.00", "$2"]], {"kind": "numbers", "decimal_mark": ".", "most": 1521.0, "least": 2.0}),
-        ([["12 %"], ["5 %", "NA"]], {"kind": "numbers", "decimal_mark": ".", "num_missing": 1, "whole": True}),
-        ([["1", "2"], ["1.521,00"]], {"kind": "numbers", "decimal_mark": ",", "most": 1521.0, "least": 1.0}),
-        ([["1.5"], ["1,5"]], {"kind": "strings"}),  # both marks: neither
-        ([["1.5"], ["1,500.5"]], {"kind": "numbers", "decimal_mark": ".", "most": 1500.5, "least": 1.5}),
-        ([["1,5"], ["word"]], {"kind": "strings", "decimal_mark": None}),
+        ([["$1,521.00", "$2"]], {"kind": "strings", "look": "formatted", "samples": ["$1,521.00"]}),
+        ([["12 %"], ["5 %", "NA"]], {"kind": "strings", "look": "formatted", "samples": ["12 %"], "num_missing": 0}),
+        ([["1", "2"], ["1.521,00"]], {"kind": "strings", "look": "formatted", "proofs": {",": "1.521,00"}}),
+        ([["1.5"], ["1,5"]], {"kind": "strings", "look": "", "proofs": {}}),  # both marks: neither
+        ([["1.5"], ["1,500.5"]], {"kind": "strings", "look": "formatted", "proofs": {".": "1.5"}}),
+        ([["1,5"], ["word"]], {"kind": "strings", "look": "", "proofs": {}}),
+        ([["0,5"], ["word"]], {"kind": "strings", "look": "", "proofs": {",": "0,5"}}),
+        ([["0.82", "5"], ["27%"]], {"kind": "strings", "look": "formatted", "samples": ["0.82", "27%"]}),
+        ([["$82.12"], ["¥12318"]], {"kind": "strings", "look": "formatted", "samples": ["$82.12", "¥12318"]}),
+        ([["981", "12.775"]], {"kind": "numbers", "two_ways": "12.775", "most": 981.0, "proofs": {}}),
+        ([["981", "12.775"], ["0.5"]], {"kind": "numbers", "two_ways": None, "proofs": {".": "0.5"}}),
+        ([["981"]], {"kind": "integers", "two_ways": None, "proofs": {}}),
         ([["inf", "1"]], {"kind": "strings"}),
         ([["1e400", "1"]], {"kind": "strings"}),
         (
@@ -65,14 +72,11 @@ def profile(*blocks: list | pa.Array, kind: pa.DataType | None = None) -> Profil
             {"kind": "times", "least": "2021-01-31", "most": "2021-02-01", "num_months": 2},
         ),
         ([["2021-01-31 10:20", "NA"]], {"kind": "times", "num_missing": 1, "least": "2021-01-31 10:20:00"}),
-        ([["1/31/2021"], ["12/1/2021"]], {"kind": "times", "time_format": "%m/%d/%Y", "ambiguous": None}),
-        ([["1/3/2021"], ["2/3/2021"]], {"kind": "times", "time_format": "%m/%d/%Y", "ambiguous": "%d/%m/%Y"}),
-        ([["1/3/2021"], ["31/3/2021"]], {"kind": "times", "time_format": "%d/%m/%Y"}),
+        ([["1/31/2021"], ["12/1/2021"]], {"kind": "strings", "look": "times", "samples": ["1/31/2021"], "odd": []}),
+        ([["2021-1-31"]], {"kind": "strings", "look": "times"}),
         ([["2021-01-31"], ["2021-02-30"]], {"kind": "strings"}),
-        ([["20210131", "20210201"]], {"kind": "times", "time_format": "%Y%m%d", "most": "2021-02-01"}),
-        ([["20210131"], ["20210200"]], {"kind": "integers", "most": 20210200}),
-        ([["20210131"], ["5"]], {"kind": "integers"}),
-        ([["12:30", "23:45"]], {"kind": "times", "time_format": "%H:%M", "num_hours": 2, "num_days": 1}),
+        ([["20210131", "20210201"]], {"kind": "integers", "most": 20210201}),
+        ([["12:30", "23:45"]], {"kind": "strings", "look": "times"}),
         ([["one two three four", "five six seven"]], {"kind": "strings", "mean_words": 3.5}),
     ],
 )  # fmt: skip
@@ -80,6 +84,44 @@ def test_text(blocks, expected):
     got = asdict(profile(*blocks))
     assert {key: list(got[key]) if isinstance(got[key], tuple) else got[key] for key in expected} == expected
     assert got["text"]
+
+
+@pytest.mark.parametrize(
+    ("values", "notation", "expected"),
+    [
+        (["$1,521.00", "$2"], {"decimal_mark": "."}, {"kind": "numbers", "unit": "$", "most": 1521.0, "least": 2.0}),
+        (["12 %", "5 %", "NA"], {"decimal_mark": "."}, {"kind": "numbers", "unit": "%", "num_missing": 1}),
+        (["1", "1.521,00"], {"decimal_mark": ","}, {"kind": "numbers", "unit": "", "most": 1521.0, "least": 1.0}),
+        (["981", "12.775"], {"decimal_mark": ","}, {"kind": "numbers", "most": 12775.0, "two_ways": None}),
+        (["981", "12.775"], {"decimal_mark": "."}, {"kind": "numbers", "most": 981.0, "two_ways": None}),
+        (["981", "982"], {"decimal_mark": ","}, {"kind": "integers", "decimal_mark": ",", "unit": "", "samples": []}),
+        (["1.5", "2e5"], {"decimal_mark": "."}, {"kind": "numbers", "decimal_mark": ".", "unit": "", "samples": []}),
+        (["12.5", "3"], {"decimal_mark": ","}, {"kind": "strings", "look": "formatted", "odd": ["12.5"]}),
+        (["0.82", "27%"], {"decimal_mark": "."}, {"kind": "strings", "look": "formatted", "samples": ["0.82", "27%"]}),
+        (["007", "010"], {"decimal_mark": "."}, {"kind": "strings", "look": ""}),
+        (["word", "5"], {"decimal_mark": "."}, {"kind": "strings", "look": ""}),
+        (["31.12.2023", "1.1.2023"], {"time_format": "%d.%m.%Y"}, {"kind": "times", "least": "2023-01-01"}),
+        (["20210131", "20210201"], {"time_format": "%Y%m%d"}, {"kind": "times", "most": "2021-02-01"}),
+        (["12", "11"], {"time_format": "%m"}, {"kind": "integers", "most": 12}),  # an amount as likely as a month
+        (["2023-01-31"], {"time_format": "%d.%m.%Y"}, {"kind": "times", "time_format": "iso"}),
+        (["2023-03-04"], {"time_format": "%Y-%d-%m"}, {"kind": "times", "least": "2023-04-03"}),
+        (
+            [f"{n}.01.2023" for n in range(1, 33)], {"time_format": "%d.%m.%Y"},
+            {"kind": "strings", "look": "times", "odd": ["32.01.2023"]},
+        ),
+    ],
+)  # fmt: skip
+def test_text_in_the_notation_of_the_data_set(values, notation, expected):
+    for blocks in ([values], [[each] for each in values]):
+        got = asdict(profile(*blocks, **notation))
+        assert {key: list(got[key]) if isinstance(got[key], tuple) else got[key] for key in expected} == expected
+
+
+def test_integers_of_arrow_are_dates_with_the_key_alone():
+    days = pa.array([20210131, 20210201])
+    assert profile(days).kind == "integers"
+    assert profile(days, time_format="%Y%m%d").least == "2021-01-31"
+    assert profile(pa.array([20210131, 20210232]), time_format="%Y%m%d").kind == "integers"
 
 
 @pytest.mark.parametrize(
@@ -137,7 +179,7 @@ def test_lists():
 
 
 def test_the_first_value_that_differs_may_come_last():
-    lasts = {"x": "strings", "0.5": "numbers", "01": "strings", "7": "integers", "1,000": "numbers"}
+    lasts = {"x": "strings", "0.5": "numbers", "01": "strings", "7": "integers", "1,000": "strings"}
     for last, kind in lasts.items():
         assert profile(*[[str(n) for n in range(10, 500)]] * 20, [last]).kind == kind
 

@@ -9,21 +9,23 @@ import pyarrow as pa
 import pytest
 
 from psrun.data import feature_spec, label_guess, proposals
+from psrun.data.notations import Notation
 from psrun.data.profiles import Profile, Profiler
 from psrun.data.proposals import Proposal
+from psrun.errors import ConfigError
 
 COUNT = 6000
 RNG = random.Random(3)
 
 
-def profile(values: list | pa.Array, column: str = "x") -> Profile:
-    profiler = Profiler(column)
+def profile(values: list | pa.Array, column: str = "x", **notation: str) -> Profile:
+    profiler = Profiler(column, Notation(**notation))
     profiler.add(values if isinstance(values, pa.Array) else pa.array(values))
     return profiler.profile()
 
 
-def proposed(values: list | pa.Array, column: str = "x") -> dict[str, Proposal]:
-    return proposals.propose([profile(values, column)], ())
+def proposed(values: list | pa.Array, column: str = "x", **notation: str) -> dict[str, Proposal]:
+    return proposals.propose([profile(values, column, **notation)], ())
 
 
 def integers(*, least: int = 0, most: int, step: int = 1) -> list[str]:
@@ -57,8 +59,6 @@ def integers(*, least: int = 0, most: int, step: int = 1) -> list[str]:
         # Numbers.
         ("x", [str(n / 7) for n in range(400)], {"bins": 8}),
         ("x", ["0.5", "1.25", "NA"] * 20, {"nullable": True, "bins": 4}),
-        ("x", ["$1,521.00", "$2.00"] * 20, {"decimal_mark": ".", "bins": 4}),
-        ("x", ["12,5 %", "3 %"] * 20, {"decimal_mark": ",", "bins": 4}),
         ("x", ["0.5"] * 50 + ["", "NA"], {"nullable": True, "bins": 4}),
         ("x", [str(n % 20) for n in range(200)] + ["90000.5"], {"logarithm": True, "bins": 4}),
         # Words.
@@ -92,10 +92,72 @@ def test_a_column_becomes_a_feature(column, values, expected):
     assert {key: value for key, value in options.items() if key != "column"} == expected
 
 
+@pytest.mark.parametrize(
+    ("column", "values", "mark", "expected"),
+    [
+        ("x", ["$1,521.00", "$2.00"] * 20, ".", {"decimal_mark": ".", "unit": "$", "bins": 4}),
+        ("x", ["12,5 %", "3 %"] * 20, ",", {"decimal_mark": ",", "unit": "%", "bins": 4}),
+        ("x", ["5", "8"] * 20, ",", {"decimal_mark": ",", "unit": "", "bins": 4}),  # 1.234 in later data is 1234
+        ("item", ["5", "8"] * 20, ",", {"dtype": "int64", "vocabulary": [5, 8]}),
+        ("x", [5.5, 8.5] * 20, ",", {"bins": 4}),
+        ("x", ["0.82", "27%"] * 20, ".", {"dtype": "string", "vocabulary": ["0.82", "27%"]}),
+    ],
+)
+def test_a_column_becomes_a_feature_with_the_decimal_mark_of_the_data_set(column, values, mark, expected):
+    ((_, found),) = proposed(values, column, decimal_mark=mark).items()
+    options = feature_spec.options(found.feature)
+    assert {key: value for key, value in options.items() if key != "column"} == expected
+
+
+UNREAD = {
+    "amounts": (
+        {"price": ["$5", "$1,000"], "fee": ["1,5"]}, {},
+        ["price, fee: not read as numbers, such as '$5' in price; set data.decimal_mark to . or ,"],
+    ),
+    "many": (
+        {f"x{n}": ["5 %", "7 %"] for n in range(200)}, {},
+        ["x0, x1, x2 and 197 more: not read as numbers, such as '5 %' in x0; set data.decimal_mark to . or ,"],
+    ),
+    "all but one": (
+        {"x": [f"${n}" for n in range(30)] + ["tbd"]}, {},
+        ["x: not read as numbers, such as '$0' in x, but for 'tbd'; set data.decimal_mark to . or ,"],
+    ),
+    "units": (
+        {"share": ["0.82", "27%"], "price": ["$5", "¥7"]}, {},
+        ["share, price: not read as numbers, since the units differ: '0.82' and '27%' in share"],
+    ),
+    "units with the key": (
+        {"share": ["0.82", "27%"], "fee": ["$5"]}, {"decimal_mark": "."},
+        ["share: not read as numbers, since the units differ: '0.82' and '27%' in share"],
+    ),
+    "the other mark": (
+        {"x": ["5", "12.5"]}, {"decimal_mark": ","},
+        ["x: not read as numbers, since '12.5' in x does not fit data.decimal_mark=,"],
+    ),
+    "dates": (
+        {"sold": ["31.12.2023", "1.1.2024"]}, {},
+        ["sold: not read as dates or times, such as '31.12.2023' in sold; set data.time_format as strptime takes it, "
+         "such as %d.%m.%Y"],
+    ),
+    "another format": (
+        {"sold": ["12/31/2023", "31/12/2023"]}, {"time_format": "%d/%m/%Y"},
+        ["sold: not read as dates or times, since '12/31/2023' in sold does not fit data.time_format=%d/%m/%Y"],
+    ),
+    "read": ({"x": ["1.5"], "day": ["2021-01-31"], "word": ["a b", "5 km"], "code": ["007"]}, {}, []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("columns", "notation", "lines"), UNREAD.values(), ids=UNREAD)
+def test_one_line_names_what_looks_like_numbers_or_times_and_the_key(columns, notation, lines):
+    looked = [profile(values * 20, column=name, **notation) for name, values in columns.items()]
+    found = proposals.propose(looked, ())
+    assert [line for line in proposals.warnings(found, Notation(**notation)) if "left to learn" not in line] == lines
+
+
 def test_times_become_several_numbers():
     start = datetime.datetime(2021, 1, 31)
     hours = [(start + datetime.timedelta(hours=7 * n)).strftime("%m/%d/%Y %H:%M") for n in range(200)]
-    found = proposed(["", *hours], column="sold at")
+    found = proposed(["", *hours], column="sold at", time_format="%m/%d/%Y %H:%M")
     got = {name: feature_spec.options(each.feature) for name, each in found.items()}
     how = {"column": "sold at", "time_format": "%m/%d/%Y %H:%M"}
     assert got == {
@@ -107,7 +169,6 @@ def test_times_become_several_numbers():
     assert found["sold_at_days"].examples == "2021-01-31 00:00:00 to 2021-03-30 01:00:00"
     dates = [f"2021-01-{day:02d}" for day in range(1, 31)]
     assert list(proposed(dates)) == ["x_days", "x_weekday"]  # one month, no hours
-    assert "all values are %d/%m/%Y too" in proposed(["1/2/2021", "3/4/2021"] * 9)["x_days"].note
     assert list(proposed([datetime.date(2021, 1, n) for n in range(1, 31)], column="d")) == ["d_days", "d_weekday"]
 
 
@@ -119,8 +180,12 @@ def test_times_become_several_numbers():
         ("x", ["5"] * 20, "the same in each row"),
         ("x", ["2021-01-31"] * 20, "the same in each row"),
         ("x", [str(n) for n in range(20)], "counts the rows, as an index does"),
-        ("Unnamed: 0", [str(n) for n in range(1, 5)], "counts the rows, as an index does"),
-        ("", [str(7 * n) for n in range(20)], "column without a name, such as an index"),
+        ("Unnamed: 0", [str(n) for n in range(1, 5)], "an index, by its name"),
+        ("Unnamed: 0.1", ["7", "3", "5"], "an index, by its name"),
+        ("__index_level_0__", [7, 3, 5], "an index, by its name"),
+        ("...1", [7, 3, 5], "an index, by its name"),
+        ("", [str(7 * n) for n in range(20)], "an index, by its name"),
+        (" ", ["a", "b"] * 20, "an index, by its name"),
         ("user id", [str(7 * n) for n in range(20)], "different in each row"),
         ("x", [f"name {n}" for n in range(20)], "different in each row"),
         ("x", [f"name {n}" for n in range(19)] * 1 + ["name 1"], "different in nearly each row"),
@@ -238,8 +303,9 @@ def test_the_task_of_a_label(values, task, vocabulary, num_missing):
 
 
 def test_large_floats_are_regression_with_their_mark():
-    got = label_guess.guess(profile([f"${n},000.00" for n in range(1, 40)]))
-    assert (got.task, got.decimal_mark) == ("regression", ".")
+    got = label_guess.guess(profile([f"${n},000.00" for n in range(1, 40)], decimal_mark="."))
+    assert (got.task, got.decimal_mark, got.unit) == ("regression", ".", "$")
+    assert got.note == "regression: 39 different numbers; read with decimal mark . and $ (data.decimal_mark)"
 
 
 @pytest.mark.parametrize(
@@ -273,9 +339,63 @@ def test_notes_on_labels_say_how_to_say_otherwise():
         ("1", "0", "", "NA"): "binary: 0 and 1; 40 rows without a label are left out",
     }
     for values, note in notes.items():
-        assert label_guess.guess(profile([*values] * 20)).note == note
+        how = "words" if "Yes" in values else "plain numbers"
+        assert label_guess.guess(profile([*values] * 20)).note == f"{note}; read as {how}"
+    assert label_guess.guess(profile([0, 1] * 20)).note == "binary: 0 and 1"
     many = label_guess.guess(profile([str(n * n) for n in range(312)] + [""]))
     assert many.note == (
         "regression: 312 different numbers; data.task=multiclass to treat them as classes;"
-        " 1 row without a label is left out"
+        " 1 row without a label is left out; read as plain numbers"
     )
+
+
+# Labels in notations that no key says how to read, the key, and what the error says.
+UNREAD_LABELS = {
+    "both marks": (["3,385", "2,100"], {}, "data.decimal_mark", ["3385", "3.385"]),
+    "the comma alone": (["3,385", "0,227"], {}, "data.decimal_mark", ["'3,385' is 3385", "3.385"]),
+    "currency": (["$12", "$13"], {}, "data.decimal_mark", ["'$12' is 12"]),
+    "percent": (["27%", "30%"], {}, "data.decimal_mark", ["'27%' is 27"]),
+    "blanks": (["1 000", "2 000"], {}, "data.decimal_mark", ["'1 000' is 1000"]),
+    "parentheses": (["(12)", "13"], {}, "data.decimal_mark", ["'(12)' is -12"]),
+    "two values": (["1,0", "0,0"], {}, "data.decimal_mark", ["'1,0' is 1"]),
+    "the other mark": (["12.5", "3.75"], {"decimal_mark": ","}, "data.decimal_mark", ["'12.5'"]),
+    "units": (["0.82", "27%"], {}, "data.label", ["'0.82'", "'27%'"]),
+    "units with the key": (["0.82", "27%"], {"decimal_mark": "."}, "data.label", ["'0.82'", "'27%'"]),
+    "dates": (["31.12.2023", "1.1.2024"], {}, "data.label", ["dates"]),
+}
+
+
+@pytest.mark.parametrize(("values", "notation", "key", "said"), UNREAD_LABELS.values(), ids=UNREAD_LABELS)
+@pytest.mark.parametrize("task", [None, "regression"])
+def test_a_label_that_no_key_says_how_to_read_ends_with_its_readings(values, notation, key, said, task):
+    with pytest.raises(ConfigError) as caught:
+        label_guess.guess(profile(values * 40, **notation), task=task)
+    (problem,) = caught.value.problems
+    assert problem.key == key
+    for text in said:
+        assert text in problem.message
+    if notation != {"decimal_mark": ","}:
+        words = label_guess.guess(profile(values * 40, **notation), task="multiclass")
+        assert words.note.endswith("read as words")
+
+
+@pytest.mark.parametrize(
+    ("values", "task", "vocabulary"),
+    [
+        (["1,0", "0,0"], "binary", None), (["1,0", "2,0"], "binary", ("1,0", "2,0")), (["0", "1"], "binary", None),
+        (["1,5", "2,25", "0,5"], "regression", None), (["$1", "$2", "$3"], "regression", None),
+        (["1,0", "2,0", "3,0"], "multiclass", ("1,0", "2,0", "3,0")),
+    ],
+)  # fmt: skip
+def test_the_task_of_a_label_with_a_decimal_mark(values, task, vocabulary):
+    got = label_guess.guess(profile(values * 40, decimal_mark=","))
+    assert (got.task, got.label_vocabulary) == (task, vocabulary)
+    if vocabulary is None:
+        assert got.decimal_mark == ","
+
+
+@pytest.mark.parametrize(("count", "remedy"), [(585, "data.task=regression"), (3, "data.task=multiclass")])
+def test_a_count_is_no_binary_label(count, remedy):
+    for given in (profile([str(n) for n in range(count)] * 3, "bikers"), profile([*range(count)] * 3, "bikers")):
+        with pytest.raises(ConfigError, match=f"bikers has {count} different numbers: {remedy}"):
+            label_guess.check(given, "binary")

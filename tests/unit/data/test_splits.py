@@ -187,7 +187,6 @@ def test_a_split_by_time_stays_where_it_was_when_the_run_began(tmp_path):
     write(path, [(0, n, n, n % 2) for n in range(200)])
     assert held_out(path, split=split, recorded=began.facts) == list(range(90, 200))
     assert held_out(path, split=split) == list(range(180, 200))
-    assert table(path, split=split, recorded={"num_train_files": 1}).num_train_examples == 200  # of an earlier version
 
 
 def test_the_last_row_of_each_user_is_held_out_of_equal_times_the_last_in_the_file(tmp_path):

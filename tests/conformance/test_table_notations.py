@@ -1,0 +1,171 @@
+"""The decimal mark, the units and the time format of a table, from its files to the numbers that a model gets."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+from table_files import read, table, write
+
+from psrun.errors import ConfigError, DataError
+
+pytestmark = pytest.mark.tensorflow
+SEMICOLON = {"delimiter": ";", "decimal_mark": ","}
+
+
+def text(path, *lines: str):
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def test_a_label_with_a_decimal_comma_is_not_a_thousand_times_too_large(tmp_path):
+    lines = [f"{10 * n},5;{n},385" for n in range(1, 20)]
+    path = text(tmp_path / "kg.csv", "size;label", *lines, "981;0,227")
+    for options in ({}, {"task": "regression"}):
+        with pytest.raises(
+            ConfigError, match=r"data\.decimal_mark: .* is 1385 with .* 1\.385 with 'data\.decimal_mark="
+        ):
+            table(path, delimiter=";", **options)
+    with pytest.raises(ConfigError, match=r"data\.decimal_mark: does not fit .* '0,227'"):
+        table(path, delimiter=";", decimal_mark=".")
+    source = table(path, **SEMICOLON)
+    assert (
+        source.notes[-1]
+        == "label label: regression: 20 different numbers; read with decimal mark , (data.decimal_mark)"
+    )
+    assert source.facts["label"] == {"task": "regression", "decimal_mark": ",", "unit": ""}
+    for options in ({}, {"task": "regression"}, {"task": "regression", "features": {"size": {}}}):
+        found = read(path, **SEMICOLON, **options)
+        assert [row["label"] for row in found[-2:]] == [[pytest.approx(19.385)], [pytest.approx(0.227)]]
+        assert [row["size"] for row in found[-2:]] == [[190.5], [981.0]]
+
+
+def test_plain_numbers_beside_a_decimal_comma_ask(tmp_path):
+    rows = [f"{n},8;{n}.775;{n}" for n in range(1, 20)]
+    path = text(tmp_path / "rows.csv", "x;y;label", *rows)
+    with pytest.raises(ConfigError, match=re.escape("1.775 with data.decimal_mark=. and 1775 with")):
+        table(path, delimiter=";")
+    assert read(path, **SEMICOLON)[0]["y"] == [1775.0]
+    with pytest.raises(DataError, match=r"'1,8' does not fit decimal_mark=\."):  # what does not fit is malformed
+        read(path, **SEMICOLON, features={"y": {"decimal_mark": "."}, "x": {"decimal_mark": "."}}, task="regression")
+    found = read(path, **SEMICOLON, features={"y": {"decimal_mark": "."}, "x": {}}, task="regression")
+    assert (found[0]["x"], found[0]["y"]) == ([pytest.approx(1.8)], [pytest.approx(1.775)])
+
+
+PRICES = ["$82.12", "$1,521.00", "($3.50)", "-$0.25"]
+
+
+def test_the_unit_of_a_column_is_that_of_the_training_files(tmp_path):
+    path = text(tmp_path / "rows.csv", "price,label", *(f'"{each}",{n % 2}' for n, each in enumerate(PRICES)))
+    options = {"features": {"price": {"decimal_mark": "."}}, "task": "binary"}
+    found = read(path, **options)
+    assert [row["price"][0] for row in found] == pytest.approx([82.12, 1521, -3.5, -0.25])
+    source = table(path, **options)
+    assert source.facts["units"] == {"price": "$"}
+    later = text(tmp_path / "later.csv", "price,label", "$5.00,1", "5.00,0", "€5.00,1", '"$5,00",0')
+    for recorded in (None, source.facts):
+        again = table(path, eval_path=str(later), predicting=True, recorded=recorded, **options)
+        problems = again.rows_to_predict.problems
+        assert sorted(problems) == [1, 2, 3]
+        assert "'5.00' has no unit, but the training files have $" in problems[1]
+        assert "'€5.00' has the unit €, but the training files have $" in problems[2]
+    inferred = table(path, label="label", decimal_mark=".")
+    assert inferred.facts["features"]["price"]["unit"] == "$"
+    assert read(path, features={"price": {"decimal_mark": ".", "unit": "$"}}, task="binary") == found
+    with pytest.raises(ConfigError, match=r"features\.price\.unit: requires decimal_mark"):
+        table(path, features={"price": {"unit": "$"}})
+
+
+@pytest.mark.parametrize("values", [["0.82", "27%"], ["$82.12", "¥12318"]])
+def test_a_column_of_two_units_is_words_or_asks(tmp_path, values):
+    path = text(tmp_path / "rows.csv", "share,label", *(f"{values[n % 2]},{n % 2}" for n in range(40)))
+    for options in ({}, {"decimal_mark": "."}):
+        source = table(path, **options)
+        assert source.features["share"].vocabulary == tuple(sorted(values))
+        assert any("units differ" in each and repr(values[1]) in each for each in source.warnings)
+    given = {"features": {"share": {"decimal_mark": "."}}, "task": "binary"}
+    # A run of an earlier version recorded no unit, and read the two as one: it asks, too.
+    recorded = {**table(path).facts, "features": {"share": {"decimal_mark": "."}}}
+    for options in (given, {"recorded": recorded}):
+        with pytest.raises(ConfigError, match=rf"features\.share\.unit: must be set: .*{re.escape(values[0])}"):
+            table(path, **options)
+    with pytest.raises(DataError, match=r"has the unit|has no unit"):
+        table(
+            path, features={"share": {"decimal_mark": ".", "unit": "" if values[0] == "0.82" else "$"}}, task="binary"
+        )
+
+
+def test_a_run_that_recorded_no_unit_reads_what_it_read(tmp_path):
+    path = text(tmp_path / "rows.csv", "price,label", *(f'"{each}",{n % 2}' for n, each in enumerate(PRICES)))
+    recorded = {**table(path, decimal_mark=".").facts, "features": {"price": {"decimal_mark": "."}}}
+    assert table(path, recorded=recorded).features["price"].mean == pytest.approx(np.mean([82.12, 1521, -3.5, -0.25]))
+
+
+def test_the_decimal_mark_is_that_of_weights_too(tmp_path):
+    lines = ["1,5;0,5;3|4;0,5|1,5;0", "2,5;2;5;0,25;1"] * 5
+    path = text(tmp_path / "rows.csv", "x;w;items;seconds;label", *lines)
+    items = {"dtype": "int64", "num_buckets": 9, "max_values": 3, "weights": "seconds"}
+    found = read(path, weight="w", features={"x": {}, "items": items}, task="binary", **SEMICOLON)
+    assert found[0]["x"] == [1.5]
+    assert found[0]["items_weights"] == [0.5, 1.5]
+    assert [row["weight"] for row in found[:2]] == [0.5, 2.0]
+    assert table(path, weight="w", **SEMICOLON).facts["mean_weight"] == 1.25
+
+
+def test_the_time_format_is_that_of_features_and_the_split(tmp_path):
+    days = [f"{n % 28 + 1:02}.{n // 28 + 1:02}.2023" for n in range(100)]
+    columns = {"sold": days, "seen": [f"2023-01-{n % 28 + 1:02}" for n in range(100)], "label": [0, 1] * 50}
+    path = write(tmp_path / "rows.csv", columns)
+    assert any("sold: not read as dates" in each and "data.time_format" in each for each in table(path).warnings)
+    options = {"time_format": "%d.%m.%Y", "split": {"by": "time", "column": "sold"}}
+    source = table(path, **options)
+    assert source.facts["features"]["sold_days"]["time_format"] == "%d.%m.%Y"
+    assert source.facts["features"]["seen_days"]["time_format"] == "iso"
+    assert 8 <= source.num_eval_examples <= 12
+    again = table(path, recorded=source.facts, **options)
+    assert again.features == source.features
+    features = {"day": {"column": "sold", "part": "days"}, "seen": {"part": "days", "time_format": "iso"}}
+    first = read(path, time_format="%d.%m.%Y", features=features, task="binary")[0]
+    assert (first["day"], first["seen"]) == ([19358.0], [19358.0])
+    with pytest.raises(ConfigError, match=r"data\.time_format: '%Q' has %Q"):
+        table(path, time_format="%Q")
+    with pytest.raises(ConfigError, match=r"data\.decimal_mark: is ':'"):
+        table(path, decimal_mark=":")
+
+
+def with_index(path, name: str, metadata: bytes):
+    rng = np.random.default_rng(1)
+    columns = {"x": rng.random(60), name: rng.permutation(60), "label": np.arange(60) % 2}
+    schema = pa.table(columns).schema.with_metadata({b"pandas": metadata})
+    parquet.write_table(pa.table(columns).cast(schema), path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "metadata"),
+    [
+        ("__index_level_0__", b'{"index_columns": ["__index_level_0__"]}'),
+        ("passenger", b'{"index_columns": ["passenger"]}'),
+        ("Unnamed: 0", b'{"index_columns": [{"kind": "range", "start": 0, "stop": 60, "step": 1}]}'),
+        ("__index_level_0__", b"{}"),
+    ],
+)
+def test_an_index_is_no_feature_unless_it_is_named(tmp_path, name, metadata):
+    path = with_index(tmp_path / "rows.parquet", name, metadata)
+    source = table(path)
+    assert set(source.features) == {"x"}
+    (note,) = [each for each in source.notes if "left out as an index" in each]
+    assert repr(name) in note
+    assert "data.features" in note
+    kept = table(path, features={"x": {}, "number": {"column": name}}, task="binary")
+    assert set(kept.features) == {"x", "number"}
+    assert table(path, label=name).task == "regression"
+
+
+def test_a_count_as_binary_label_is_found_before_its_rows_are_read(tmp_path):
+    path = write(tmp_path / "rows.csv", {"x": [0.5, 1.5] * 300, "label": [*range(600)]})
+    with pytest.raises(ConfigError, match=r"data\.task: .*label has 600 different numbers: data\.task=regression"):
+        table(path, task="binary")
