@@ -68,6 +68,7 @@ def on_signals(handler: Callable[[int, Any], object]) -> None:
     for signum in _SIGNALS:
         if signum != signal.SIGHUP or signal.getsignal(signum) is not signal.SIG_IGN:
             signal.signal(signum, handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGHUP])  # a task on Ray has it blocked, as Ray's processes have
 
 
 def module_command(module: str, *arguments: str) -> list[str]:

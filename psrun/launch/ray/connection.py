@@ -110,7 +110,12 @@ def _connect(options: dict[str, Any], cluster: choices.Ray) -> None:
 
     try:
         if cluster.address is None:
-            connect()  # the kernel ends Ray's processes with the thread that started them
+            # Ray's processes inherit the mask: the end of the terminal reaches them, too, but the tasks still save.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
+            try:
+                connect()  # the kernel ends Ray's processes with the thread that started them
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
         else:
             connecting = threading.Thread(target=connect, daemon=True)
             connecting.start()
