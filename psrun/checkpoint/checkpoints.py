@@ -16,6 +16,7 @@ from psrun.program import inventory
 from psrun.program.compiled_model import Program
 from psrun.program.monitored import check_metric
 from psrun.tf_internals import messages
+from psrun.tf_internals.checkpoints import point_to
 from psrun.tf_internals.tracing import unconverted
 
 
@@ -84,7 +85,7 @@ class Checkpoints:
         """Makes `newest` the latest checkpoint also for TensorFlow's tools."""
         names = [f"{PREFIX}-{step}" for step in (newest, *(step for step in steps if step != newest))]
         # Only names, so that the folder may be moved.
-        tf.compat.v1.train.update_checkpoint_state(str(self.store.folder.resolve()), names[0], names[::-1])
+        point_to(str(self.store.folder.resolve()), names[0], names[::-1])
 
     def restore(self, store: Store) -> Manifest | None:
         """Restores the newest good checkpoint in `store`; None if there never was one.

@@ -19,6 +19,7 @@ from psrun.closures.stage import Apply, Stage, Step
 from psrun.errors import ConfigError, Problem
 from psrun.program.compiled_model import Program
 from psrun.tf_internals import messages
+from psrun.tf_internals.cluster import being_scheduled
 
 _CPU = "/device:CPU:0"  # the device of a worker's input pipeline
 _Reduction = tf_keras.losses.Reduction
@@ -61,7 +62,8 @@ class Replicas(Stage):
     def around(self, step: Step) -> Step:
         def on_replicas(batch: Any) -> Any:
             parts = self._parts(batch) if self._splits else batch
-            outputs = self._strategy.run(step, args=(parts,))
+            with being_scheduled(self._strategy):
+                outputs = self._strategy.run(step, args=(parts,))
             return tf.nest.map_structure(self._sum, outputs)
 
         return on_replicas

@@ -33,6 +33,7 @@ _LINES = {
     "network": ("", "", "the model is one of {library}; tf-keras trains it"),
     "packing": ("", "", "{num_steps} steps per execution: a step takes {step_ms:.1f} ms on a worker"),
     "learning_rate": ("", "", "  learning rate {before:.4g} -> {value:.4g}: {reason}"),
+    "early_stopping": ("", "", "{reason}: stopping training"),
     "waiting": ("", "", "{task} is waiting for a checkpoint in {folder}, up to {until_s:.0f} s without a chief"),
     "stopping": ("", "", "{signal}: saving a checkpoint, then exiting; repeat to exit immediately"),
     "failure": ("failure:", "red", " {task} {cause}; {action}"),

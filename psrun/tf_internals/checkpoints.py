@@ -5,6 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
+from tensorflow.python.checkpoint import checkpoint_management
+
+__all__ = ["iterations_in_checkpoint", "point_to", "values_in_checkpoint"]
+
+# Writes the file `checkpoint` of a folder, which names its checkpoints. Public is the same with a warning, since users
+# should take a `tf.train.CheckpointManager`, which also decides which checkpoints are kept.
+point_to = checkpoint_management.update_checkpoint_state_internal
 
 _VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
 _SHARDED = "ShardedVariable"

@@ -32,6 +32,25 @@ def disable_thread_spinning() -> None:
     replace(context.context(), "_config", lambda _: tf.compat.v1.ConfigProto(experimental=calm))
 
 
+@contextlib.contextmanager
+def being_scheduled(strategy: tf.distribute.Strategy) -> Iterator[None]:
+    """Lets `strategy.run` know that what is traced here runs on workers, as `ClusterCoordinator.schedule` does.
+
+    psrun traces a step before it schedules it. Otherwise the strategy warns of work on the coordinator (TensorFlow
+    2.21). Other strategies do not read the attribute.
+    """
+    extended = strategy.extended
+    if not isinstance(extended, ParameterServerStrategyV2Extended):
+        yield
+        return
+    before = extended._being_scheduled
+    extended._being_scheduled = True
+    try:
+        yield
+    finally:
+        extended._being_scheduled = before
+
+
 def name_tables_uniquely() -> None:
     """Gives lookup tables names that no other process gives.
 

@@ -59,7 +59,8 @@ def unconverted(function: Callable[..., Any]) -> Any:
     def call(*arguments: Any) -> Any:  # AutoGraph converts this one, once for all
         return function(*arguments)
 
-    call.__name__ = function.__name__
+    if function.__name__.isidentifier():  # AutoGraph would search the source of `call` for a lambda, and warn
+        call.__name__ = function.__name__
     return tf.function(call)
 
 

@@ -177,7 +177,7 @@ class MetricPolicies:
         if not self._stops_elsewhere and self._stopping.reached(metrics):
             reason = self._stopping.reason
             self._folder.whole.end_early(reason)
-            self._reporter.warn(f"{reason}: stopping training", step=step)
+            self._reporter.emit("early_stopping", step=step, reason=reason)
         if self._lowering.reached(metrics):
             before = float(self._optimizer.learning_rate)
             after = max(min(before, self._lower.min_lr), before * self._lower.factor)
