@@ -7,6 +7,7 @@ import shutil
 from typing import Any
 
 import pytest
+import table_files
 from outcomes import events
 from support import MODELS, TRAINING, flipped
 
@@ -157,3 +158,26 @@ def test_a_sidecar_without_checkpoints_or_with_another_model_is_an_error(trained
     with pytest.raises(ConfigError) as raised:
         evaluated(trained, "model.embedding_dim=5")
     assert [problem.key for problem in raised.value.problems] == ["model"]
+
+
+@pytest.mark.inprocess
+def test_rows_of_another_program_are_warned_of_and_counted_in_run_json(train, evaluate, predict, tmp_path):
+    plans = ["gold", "silver", "bronze"] * 40
+    columns = {"plan": plans, "flag": ["True", "False"] * 60, "churn": [0, 1, 1] * 40}
+    others = {**columns, "plan": [plan.upper() for plan in plans], "flag": ["true", "false"] * 60}
+    path = table_files.write(tmp_path / "train.csv", columns)
+    other = table_files.write(tmp_path / "other.csv", others)
+    pieces = ["data=table", "data._target_=psrun.data.table.Table", "model=wide_deep", "cluster=none",
+              f"data.path={path}", "data.label=churn",
+              f"data.cache={tmp_path}/cache", "data.global_batch_size=16"]  # fmt: skip
+    result, folder = train(*pieces)
+    assert result["data"]["compared"]["evaluation"]["unknown_words"] == {"plan": 0, "flag": 0}
+    folder.record("ended", status="completed", exit_code=0)
+    printed = evaluate(folder, *pieces, f"data.eval_path={other}")
+    printed += predict(folder, *pieces, f"data.eval_path={other}")
+    for title in ("evaluation rows", "rows to predict"):
+        assert f"{title}: plan: 120 of 120 values" in printed
+        assert f"{title}: flag: 120 of 120 values" in printed
+    later = folder.stored()["later_data"]
+    for mode in ("evaluate", "predict"):
+        assert later[mode]["evaluation"]["unknown_words"] == {"plan": 120, "flag": 120}
