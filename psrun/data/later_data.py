@@ -6,6 +6,7 @@ known which words the training had.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
@@ -94,6 +95,7 @@ def differences(
     label: str | None,
     class_names: Collection[Any] | None = None,
     skipped: Collection[int] = (),
+    is_sample: bool = False,
     is_later: bool = False,
 ) -> Differences:
     """How rows differ from those that `training_record` has described.
@@ -104,6 +106,7 @@ def differences(
       label: as in `training_record`.
       class_names: of the classes 0, 1, ...; None without names.
       skipped: numbers of malformed rows, whose values mean nothing.
+      is_sample: whether the rows are a part of the training files: what chance explains is no difference then.
       is_later: whether the split held the latest rows out, in which new times and words are as it should be: a note.
     """
     known = trained.get("features", {})
@@ -114,7 +117,7 @@ def differences(
     texts = []
     later = []
     for name, each in counts.items():
-        text = _text(features[name], each, known.get(name, {}))
+        text = _text(features[name], each, known.get(name, {}), is_sample=is_sample)
         if text is None:
             continue
         if is_later:
@@ -154,12 +157,13 @@ def _lines(texts: list[tuple[str, str]], title: str) -> Iterator[str]:
         yield f"{title}: {len(rest)} more features differ from the training so: {shown}{more} (data in run.json)"
 
 
-def _text(feature: Feature, counted: _Counted, known: Mapping[str, Any]) -> str | None:
-    """How a feature differs; None if it does not, or by no more than chance."""
+def _text(feature: Feature, counted: _Counted, known: Mapping[str, Any], *, is_sample: bool) -> str | None:
+    """How a feature differs; None if it does not."""
     total = counted.num_values
+    exceeds = functools.partial(_exceeds, is_sample=is_sample)
     if feature.vocabulary is not None:
         usual = known.get("unknown_share", 0.0)
-        if not _exceeds(counted.unknown, total, usual):
+        if not exceeds(counted.unknown, total, usual):
             return None
         text = f"{_share(counted.unknown, total)} are not among the words that the training knew"
         if usual:
@@ -168,10 +172,10 @@ def _text(feature: Feature, counted: _Counted, known: Mapping[str, Any]) -> str 
     if "least" not in known:
         return None
     num_rows = total + counted.missing
-    if not known["missing"] and _exceeds(counted.missing, num_rows, 0.0):
+    if not known["missing"] and exceeds(counted.missing, num_rows, 0.0):
         return f"{_share(counted.missing, num_rows)} are missing, and none was in the training"
     span = f"the training's range from {known['least']:g} to {known['most']:g}"
-    if _exceeds(counted.outside, total, 0.0):
+    if exceeds(counted.outside, total, 0.0):
         text = f"{_share(counted.outside, total)} lie outside of {span}, such as {counted.example:g}"
         return text + _unit(counted.scaled, counted.outside)
     return _too_small(feature, counted, known, span)
@@ -220,12 +224,18 @@ def _share(count: int, total: int) -> str:
     return f"{count:,} of {total:,} values ({count / total:.0%})"
 
 
-def _exceeds(count: int, total: int, usual: float) -> bool:
-    """Whether a count is more than 1 % and more than usual, and more than chance explains (a bound by Chernoff)."""
-    usual = min(max(_SHARE, usual), 1 - 1e-9)
+def _exceeds(count: int, total: int, usual: float, *, is_sample: bool) -> bool:
+    """Whether a count is more than 1 %, and more than usual.
+
+    Where chance may explain it, as the training had such values or the rows are a sample of its files, it is also more
+    than chance explains (a bound by Chernoff).
+    """
     share = count / max(1, total)
-    if share <= usual:
+    if share <= max(_SHARE, usual):
         return False
+    if not usual and not is_sample:
+        return True
+    usual = min(max(_SHARE, usual), 1 - 1e-9)
     distance = share * math.log(share / usual)
     if share < 1:
         distance += (1 - share) * math.log((1 - share) / (1 - usual))

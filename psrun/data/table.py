@@ -368,6 +368,7 @@ class Table(ByNumber):
                 trained=trained,
                 title="evaluation rows" if rows is None else "rows to predict",
                 skipped=() if rows is None else rows.problems,
+                is_sample=evaluated is None and rows is None,
                 is_later=evaluated is None and split_spec.by in ("time", "last"),
             )
             if not recorded:

@@ -96,7 +96,7 @@ def evaluated(
 def check_spec(source: DataSource, batch: Any) -> None:
     """Checks types and shapes of the features in a batch; `list_inputs.check_features` checks the lists.
 
-    A type that the declared one holds without loss, such as int32 for int64, is right.
+    A type of the same kind, such as float64 for float32, is right, and integers for floats.
 
     Args:
       batch: its spec, as the source yields it.
@@ -130,12 +130,12 @@ def _wrong_spec(feature: Feature, spec: tf.TensorSpec) -> str | None:
 
 
 def _holds(declared: tf.DType, given: tf.DType) -> bool:
-    """Whether a type holds the values of another one without loss."""
+    """Whether values of a type may be given for the declared one: not fractions for integers, nor text for numbers."""
     if declared == given:
         return True
     if tf.string in (declared, given):
         return False
-    return bool(np.can_cast(given.as_numpy_dtype, declared.as_numpy_dtype, "safe"))
+    return bool(np.can_cast(given.as_numpy_dtype, declared.as_numpy_dtype, "same_kind"))
 
 
 def _shown(shape: tf.TensorShape) -> str:

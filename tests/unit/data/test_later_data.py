@@ -90,8 +90,7 @@ def test_rows_of_another_program_are_counted_and_named(trained, name, changed, k
     [
         (400, 0, 1),
         (50, 0, 1),
-        (2, 1, 1),  # chance
-        (100, 3, 1),
+        (100, 1, 1),  # 1 %
         (50, 0, 10),  # a part of the range
     ],
 )
@@ -99,6 +98,21 @@ def test_rows_as_in_the_training_give_no_warning(trained, count, num_others, div
     columns = rows(count, share=lambda share: share / divisor)
     columns["plan"][:num_others] = ["other"] * num_others
     assert later(trained, f"alike-{count}-{num_others}-{divisor}", columns).differences == ()
+
+
+@pytest.mark.parametrize(("count", "num_others"), [(100, 2), (2, 1)])
+def test_a_few_unseen_words_of_other_files_are_named(trained, count, num_others):
+    columns = rows(count)
+    columns["plan"][:num_others] = ["other"] * num_others
+    (warning,) = later(trained, f"few-{count}", columns).differences
+    assert f"plan: {num_others} of {count} values" in warning
+
+
+def test_held_out_rows_differ_by_chance_without_a_warning(tmp_path):
+    table_files.write(tmp_path / "train.parquet", rows(60))
+    source = table(tmp_path, split={"by": "time", "column": "share", "fraction": 0.05})
+    assert source.facts["compared"]["evaluation"]["outside_of_range"]["share"] == 3
+    assert source.differences == ()
 
 
 def test_what_the_training_had_itself_is_usual(tmp_path):
