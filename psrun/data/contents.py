@@ -21,6 +21,7 @@ LISTED = 100_000  # different values that a profile lists
 _ALL_LISTED = 1000  # of more different values, those that occur once are not listed
 _FIRST = 100
 _SHOWN = 10  # values that fit a reading, or do not
+_GROUPED = 10  # different values with a point from which three digits behind each are no chance
 _NEARLY = 10  # how many values fit for each that does not, at least, where nearly all do
 _SPELLINGS = 10_000  # different values of which several ways to write one are looked for
 MARKS = (".", ",")
@@ -289,6 +290,8 @@ class _MarkReading(_Reading):
       range, whole: of the values of the first unit.
       proof: the first value that has no other reading with the other mark; leading_zero: one such as 0,5.
       other: the first value that the two marks read as different numbers.
+      num_grouped: values with a point; bare: the first integer without one that is not 0; has_long: whether an integer
+        without a point has four digits or more.
     """
 
     def __init__(self, decimal_mark: str) -> None:
@@ -300,6 +303,9 @@ class _MarkReading(_Reading):
         self.proof: str | None = None
         self.leading_zero: str | None = None
         self.other: str | None = None
+        self.num_grouped = 0
+        self.bare: str | None = None
+        self.has_long = False
 
     @property
     def unit(self) -> str:
@@ -312,6 +318,20 @@ class _MarkReading(_Reading):
         self.range.add_array(numbers)
         self.whole &= _are_whole(numbers)
         self._compare(texts)
+        if self._mark == ",":
+            self._count_groups(texts)
+
+    @property
+    def is_grouped(self) -> bool:
+        """Whether a point stands where thousands begin, and nowhere else: 981 beside 12.775, and no 1500 or 3.5."""
+        return self.num_grouped >= _GROUPED and self.bare is not None and not self.has_long
+
+    def _count_groups(self, texts: pa.StringArray) -> None:
+        has_point = pc.match_substring(texts, ".")
+        self.num_grouped += pc.sum(has_point).as_py()
+        bare = texts.filter(pc.invert(has_point))
+        self.has_long |= pc.any(pc.match_substring_regex(bare, "[0-9]{4}")).as_py() is True
+        self.bare = self.bare or _first(bare, pc.match_substring_regex(bare, "[1-9]"))
 
     def _compare(self, texts: pa.StringArray) -> None:
         """Looks for values that tell the marks apart: those with a point or a comma."""
@@ -417,7 +437,7 @@ class _Text(Content):
         """What the texts say about the decimal mark of the data set."""
         proofs: dict[str, str] = {}
         for mark, reading in self._marked.items():
-            proof = reading.proof if reading.fits_all else None
+            proof = reading.proof if reading.fits_all or reading.fits_nearly else None
             if mark == ",":
                 proof = proof or reading.leading_zero
             if proof is not None:
@@ -427,6 +447,7 @@ class _Text(Content):
         return {
             "proofs": proofs,
             "two_ways": comma.other if comma is not None and is_open else None,
+            "beside_thousands": comma.bare if comma is not None and is_open and comma.is_grouped else None,
             "units": {mark: dict(itertools.islice(each.units.items(), 2)) for mark, each in self._marked.items()},
         }
 
@@ -485,6 +506,8 @@ class _Text(Content):
         if self._numbers.fits_all or any(reading.fits_all for reading in self._marked.values()):  # with the other mark
             odd = marked[0].odd
             return {"look": "formatted", "samples": odd[:1], "odd": odd}
+        if self._iso.fits_nearly:
+            return {"look": "iso", "samples": self._iso.first[:1], "odd": self._iso.odd}
         if self._times is not None and (self._times.fits_nearly or self._date_like.fits_all):
             return {"look": "times", "samples": self._date_like.first[:1], "odd": self._times.odd}
         if self._date_like.fits_all:

@@ -26,7 +26,7 @@ def check(profiles: Mapping[str, Profile], used: Collection[str], layout: Layout
         text = profiles[column].two_ways
         if text is None:
             continue
-        evidence = _for_the_comma(profiles, layout)
+        evidence = _for_the_comma(profiles, layout) or _for_thousands(profiles[column])
         if evidence:
             message = f"is needed for column {column!r}: {label_guess.readings(text)}; {evidence}"
             raise ConfigError([Problem(KEY, message)])
@@ -43,6 +43,12 @@ def _for_the_comma(profiles: Mapping[str, Profile], layout: Layout) -> str:
     if layout.is_text and layout.delimiter == ";" and not point:
         return "the delimiter ; speaks for the comma"
     return ""
+
+
+def _for_thousands(profile: Profile) -> str:
+    if profile.beside_thousands is None:
+        return ""
+    return f"{profile.beside_thousands!r} beside it, and three digits behind every point, speak for the comma"
 
 
 def _proof(profiles: Mapping[str, Profile], mark: str) -> str:

@@ -24,7 +24,7 @@ _COUNTED = 200_000  # different values that are counted exactly; above, a sample
 _COUNTED_BYTES = 1 << 24
 _PENDING = 1 << 16  # values of blocks that are merged together
 _KEPT_BYTES = 1 << 29  # of rows, between the guess and the preparation
-_VERSION = 8
+_VERSION = 9
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,13 @@ class Profile:
       whole: of numbers, whether none has a fraction.
       decimal_mark, unit, time_format: how numbers and times in text are read, as in `feature_spec.FeatureSpec`.
       look: of strings, what nearly all look like: "numbers" (plain ones), "formatted" (numbers with units or
-        separators), "times", or "" for none of these. `odd` has the exceptions.
+        separators), "iso" (times of ISO 8601), "times" (of any format), or "" for none of these. `odd` has the
+        exceptions.
       samples: some such values, two if their units differ; of numbers, one that is no plain number.
       units: by decimal mark, a value for each of the first two units that numbers with that mark have.
       proofs: by decimal mark, a value that only that mark reads as a number.
       two_ways: of plain numbers, a value that a decimal comma reads as another number, if the comma reads all of them.
+      beside_thousands: of these, a value without a point, if a point stands only where a thousand would begin.
       width: values of the first row that has any; `longest`: the most values of a row.
       varies: whether rows that are not empty lists have different numbers of values.
       num_empty, num_long: rows that are empty lists, and rows with more than 100 values.
@@ -73,6 +75,7 @@ class Profile:
     units: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     proofs: Mapping[str, str] = field(default_factory=dict)
     two_ways: str | None = None
+    beside_thousands: str | None = None
     width: int = 1
     longest: int = 1
     varies: bool = False

@@ -174,8 +174,9 @@ def features(proposals: Mapping[str, Proposal], num_buckets: int | None = None) 
 def warnings(proposals: Mapping[str, Proposal], notation: Notation = NO_NOTATION) -> Iterator[str]:
     """What a user should know about the values, in lines."""
     if all(each.feature is None for each in proposals.values()):
-        yield nothing_left(proposals)
-    yield from _unread(proposals, notation)
+        yield nothing_left(proposals, notation)
+    else:
+        yield from _unread(proposals, notation)
     for name, each in proposals.items():
         if each.feature is not None and each.profile.spellings:
             yield spelling_warning(name, each.profile.spellings)
@@ -218,6 +219,9 @@ def _why_unread(profile: Profile, notation: Notation) -> str:
             return "not read as numbers, such as {value!r} in {column}{but}; set data.decimal_mark to . or ,"
         fits = f"does not fit data.decimal_mark={notation.decimal_mark}"
         return f"not read as numbers, since {{odd!r}} in {{column}} {fits}"
+    if profile.look == "iso":
+        what = "not read as dates or times of ISO 8601, such as {value!r} in {column}{but}"
+        return f"{what}; write it so, or leave it empty"
     if profile.look == "times":
         if notation.time_format is None:
             how = "set data.time_format as strptime takes it, such as %d.%m.%Y"
@@ -233,10 +237,11 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names) if others <= 0 else f"{', '.join(names[:_NAMED])} and {others} more"
 
 
-def nothing_left(proposals: Mapping[str, Proposal]) -> str:
-    """Why no column is a feature."""
+def nothing_left(proposals: Mapping[str, Proposal], notation: Notation = NO_NOTATION) -> str:
+    """Why no column is a feature, and which keys would change that."""
     reasons = "; ".join(f"{name or 'a column'}: {each.note}" for name, each in proposals.items())
-    return f"no column is left to learn from{f' ({reasons})' if reasons else ''}"
+    left = f"no column is left to learn from{f' ({reasons})' if reasons else ''}"
+    return "; ".join([left, *_unread(proposals, notation)])
 
 
 def _looks_like_lists(profile: Profile) -> bool:

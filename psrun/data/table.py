@@ -601,7 +601,7 @@ class _Guess:
         decimal_marks.check(self._profiles, used, self.layout)
         features = proposals.features(proposed, num_buckets)
         if not features:
-            message = f"cannot be inferred: {proposals.nothing_left(proposed)}"
+            message = f"cannot be inferred: {proposals.nothing_left(proposed, self.notation)}"
             raise ConfigError([Problem("data.features", message)])
         self.warnings += tuple(proposals.warnings(proposed, self.notation))
         self.notes += tuple(filter(None, [proposals.index_note(proposed)]))

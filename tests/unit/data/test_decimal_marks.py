@@ -21,6 +21,7 @@ CASES: dict[str, tuple[dict[str, list[str]], str, str | None]] = {
     "several points": ({"w": ["1.234.567"]}, ",", "'1.234.567' in column 'w'"),
     "a leading zero": ({"w": ["0,5", "about 3"]}, ",", "'0,5' in column 'w'"),
     "a comma that may separate thousands": ({"w": ["3,385"]}, ",", None),
+    "a decimal comma beside a word": ({"w": [*(f"4,{n}" for n in range(20)), "n.v."]}, ",", "'4,0' in column 'w'"),
     "the delimiter": ({"w": ["a"]}, ";", "the delimiter ;"),
     "the delimiter against a point": ({"w": ["0.5", "1.25"]}, ";", None),
     "the delimiter against thousands": ({"w": ["1,250.5"]}, ";", None),
@@ -59,3 +60,27 @@ def test_two_readings_end_with_both_and_the_evidence(others, delimiter, evidence
 )
 def test_numbers_of_one_reading_never_ask(values):
     decimal_marks.check(profiles({"x": values, "w": ["4,8"]}), ["x"], Layout("csv", ";"))
+
+
+THOUSANDS = [f"{n}.775" for n in range(1, 20)]
+
+
+@pytest.mark.parametrize(
+    ("values", "asks"),
+    [
+        ([*THOUSANDS, "981"], True),
+        ([*THOUSANDS, "-981", "0"], True),
+        ([*THOUSANDS, "0"], False),  # as some write nothing at all
+        ([*THOUSANDS, "981", "1500"], False),
+        ([*THOUSANDS, "981", "3.5"], False),
+        (THOUSANDS, False),
+        (["12.775", "981"], False),  # too few: may be chance
+    ],
+)
+def test_points_only_where_thousands_begin_ask(values, asks):
+    looked = profiles({"x": values})
+    if not asks:
+        decimal_marks.check(looked, ["x"], Layout("csv"))
+        return
+    with pytest.raises(ConfigError, match=r"'1\.775' is 1\.775 with .* and 1775 with .*981' beside it"):
+        decimal_marks.check(looked, ["x"], Layout("csv"))

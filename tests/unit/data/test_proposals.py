@@ -143,6 +143,16 @@ UNREAD = {
         {"sold": ["12/31/2023", "31/12/2023"]}, {"time_format": "%d/%m/%Y"},
         ["sold: not read as dates or times, since '12/31/2023' in sold does not fit data.time_format=%d/%m/%Y"],
     ),
+    "ISO 8601 but for one": (
+        {"day": [*(f"2023-01-{n}" for n in range(10, 30)), "0000-00-00"]}, {},
+        ["day: not read as dates or times of ISO 8601, such as '2023-01-10' in day, but for '0000-00-00'; write it so, "
+         "or leave it empty"],
+    ),
+    "ISO 8601 but for one, beside a format": (
+        {"day": [*(f"2023-01-{n}" for n in range(10, 30)), "01.02.2023"]}, {"time_format": "%d.%m.%Y"},
+        ["day: not read as dates or times of ISO 8601, such as '2023-01-10' in day, but for '01.02.2023'; write it so, "
+         "or leave it empty"],
+    ),
     "read": ({"x": ["1.5"], "day": ["2021-01-31"], "word": ["a b", "5 km"], "code": ["007"]}, {}, []),
 }  # fmt: skip
 
@@ -225,6 +235,9 @@ def test_notes_and_warnings():
     assert each.note == "numbers, but for 'n.k.'"
     (warning,) = proposals.warnings(proposed(["a"] * 20))
     assert warning == "no column is left to learn from (x: the same in each row)"
+    (warning,) = proposals.warnings(proposed([f"{n},5" for n in range(20)]))
+    left = "no column is left to learn from (x: different in each row)"
+    assert warning == f"{left}; x: not read as numbers, such as '0,5' in x; set data.decimal_mark to . or ,"
 
 
 def test_names_of_features_are_valid_and_unique():
