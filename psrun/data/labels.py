@@ -109,11 +109,16 @@ def to_class_numbers(source: DataSource, vocabulary: Vocabulary | None) -> Calla
         return _lookup(vocabulary, multiclass=source.task == "multiclass")
 
 
-def check_numbers(label: Any) -> None:
-    """Raises ConfigError if the labels (a nest of specs) are strings."""
-    if any(spec.dtype == tf.string for spec in tf.nest.flatten(label)):
-        message = "is null, but the labels are strings; name the classes, as in data.label_vocabulary=[no,yes]"
-        raise ConfigError([Problem(KEY, message)])
+def check_specs(label: Any) -> None:
+    """Raises ConfigError if the labels (a nest of specs) are strings, or their number of axes is unknown."""
+    for spec in tf.nest.flatten(label):
+        if spec.dtype == tf.string:
+            message = "is null, but the labels are strings; name the classes, as in data.label_vocabulary=[no,yes]"
+            raise ConfigError([Problem(KEY, message)])
+        if spec.shape.rank is None:
+            example = f"output_signature=tf.TensorSpec((None, 1), tf.{spec.dtype.name})"
+            message = f"the labels have no known shape in the batches: give the dataset one, such as {example}"
+            raise ConfigError([Problem("data", message)])
 
 
 def _lookup(vocabulary: Vocabulary, *, multiclass: bool) -> Callable[[tf.Tensor], tf.Tensor]:

@@ -115,8 +115,8 @@ class DataSource(Protocol):
         """Endless shuffled batches ({name: (batch_size, *shape)}, label), without Python: the pipeline runs on workers.
 
         Lists are RaggedTensors or SparseTensors, (batch_size, None); the model gets RaggedTensors. A third element may
-        be the weights of the examples, (batch_size,). If a model has several outputs, label and weights are dicts by
-        output.
+        be the weights of the examples, (batch_size,): finite and, unless `model.loss` is set, 0 or more. If a model has
+        several outputs, label and weights are dicts by output.
 
         Args:
           batch_size: examples per batch; every batch is full.

@@ -120,6 +120,9 @@ def check_spec(source: DataSource, batch: Any) -> None:
 
 def _wrong_spec(feature: Feature, spec: tf.TensorSpec) -> str | None:
     declared = tf.as_dtype(feature.dtype)
+    if spec.shape.rank is None:
+        example = f"tf.TensorSpec({(None, *feature.shape)}, tf.{spec.dtype.name})"
+        return f"has no known shape in the batches: give the dataset one, such as output_signature={example}"
     if not _holds(declared, spec.dtype):
         given = spec.dtype.name
         return f"is {given} in the batches, but declared as {declared.name}: convert it, or declare tf.{given}"
@@ -139,8 +142,8 @@ def _holds(declared: tf.DType, given: tf.DType) -> bool:
 
 
 def _shown(shape: tf.TensorShape) -> str:
-    if shape.rank is None:
-        return "(unknown)"
+    if shape.rank == 0:
+        return "()"
     sizes = ["batch"]
     for size in shape[1:]:
         sizes.append("?" if size is None else str(size))
@@ -226,10 +229,9 @@ class BatchChecks:
                 continue
             if isinstance(value, tf.Tensor):
                 columns[name] = tf.reshape(value, [tf.shape(value)[0], -1])
-            elif isinstance(value, tf.RaggedTensor):
-                text = f"the feature {name} is {{0}} {place}"
-                rows = value.value_rowids() if value.ragged_rank == 1 else None
-                yield self._required(value.flat_values, tf.math.is_finite, text, place, rows)
+            else:
+                values, rows = _values_of_lists(value)
+                yield self._required(values, tf.math.is_finite, f"the feature {name} is {{0}} {place}", place, rows)
         for dtype in {each.dtype for each in columns.values()}:
             alike = {name: each for name, each in columns.items() if each.dtype == dtype}
             yield self._of_columns(alike, place)
@@ -261,30 +263,47 @@ class BatchChecks:
         yield _Requirement(is_right, self._text(text), found)
 
     def _of_labels(self, features: Any, label: Any, weight: Any, place: Place) -> Iterator[_Requirement]:
-        by_output = label if isinstance(label, Mapping) else {"": label}
-        for output, values in by_output.items():
+        weights = _by_output(weight)
+        for output, values in weights.items():
+            if isinstance(values, tf.Tensor):
+                yield from self._of_weight(output, values, place)
+                yield from self._of_size(features, _titled("weights", output), values, place)
+        for output, values in _by_output(label).items():
             if not isinstance(values, tf.Tensor | tf.RaggedTensor) or values.dtype == tf.string:
                 continue
-            of_output = weight.get(output) if isinstance(weight, Mapping) else weight
-            yield from self._of_label(output, values, of_output, place)
-            yield from self._of_size(features, output, values, place)
+            yield from self._of_label(output, values, weights.get(output, weights.get("")), place)
+            yield from self._of_size(features, _titled("labels", output), values, place)
+
+    def _of_weight(self, output: str, weight: tf.Tensor, place: Place) -> Iterator[_Requirement]:
+        name = _titled("the weight", output)
+        if weight.dtype == tf.string:
+            raise ConfigError([Problem("data", f"{self._title}: {name} is a string; weights are numbers, 0 or more")])
+        if not weight.shape.rank:
+            return
+        # With a loss of their own people use negative ones, such as advantages.
+        if weight.dtype.is_floating:
+            yield self._required(weight, tf.math.is_finite, f"{name} is {{0}} {place}", place)
+        if self._model.loss is None and weight.dtype != tf.bool:
+            text = f"{name} is {{0}} {place}, but must be 0 or more"
+            yield self._required(weight, lambda values: values >= _as(0, values), text, place)
 
     def _of_label(self, output: str, values: Any, weight: Any, place: Place) -> Iterator[_Requirement]:
+        if values.dtype == tf.bool:
+            return
         rule = self._rule(output, values)
         if rule is None:
             return
         is_right, expected = rule
         rows = None
         if isinstance(values, tf.RaggedTensor):
-            rows = values.value_rowids() if values.ragged_rank == 1 else None
-            values = values.flat_values
-        elif weight is not None and values.shape.rank:
+            values, rows = _values_of_lists(values)
+        elif isinstance(weight, tf.Tensor) and values.shape.rank:
             is_right = _or_without_weight(is_right, weight, values.shape.rank)
-        name = f"the label {output}" if output else "the label"
+        name = _titled("the label", output)
         yield self._required(values, is_right, f"{name} is {{0}} {place}, but must be {expected}", place, rows)
 
-    def _of_size(self, features: Any, output: str, values: Any, place: Place) -> Iterator[_Requirement]:
-        """As many labels as rows: Keras' losses and metrics would repeat a single one."""
+    def _of_size(self, features: Any, what: str, values: Any, place: Place) -> Iterator[_Requirement]:
+        """As many labels or weights as rows: Keras' losses and metrics would repeat a single one."""
         rows = [each for each in tf.nest.flatten(features) if isinstance(each, tf.Tensor)]
         if not rows or isinstance(values, tf.RaggedTensor) or not values.shape.rank or not rows[0].shape.rank:
             return
@@ -292,8 +311,7 @@ class BatchChecks:
             return
         count = tf.shape(values)[0]
         expected = tf.shape(rows[0])[0]
-        name = f"labels {output}" if output else "labels"
-        text = f"a batch ({place.kind}) has {{0}} {name} for {{1}} rows of features"
+        text = f"a batch ({place.kind}) has {{0}} {what} for {{1}} rows of features"
         yield _Requirement(tf.equal(count, expected), self._text(text), lambda: (count, expected))
 
     def _rule(self, output: str, values: Any) -> tuple[_Check, str] | None:
@@ -371,6 +389,26 @@ def _all(requirements: Sequence[_Requirement]) -> list[tf.Operation]:
     return [tf.cond(are_met, lambda: tf.constant(True), refused).op]
 
 
+def _by_output(values: Any) -> Mapping[str, Any]:
+    """Labels or weights by the name of their output, or its number; '' where there is one output."""
+    if isinstance(values, Mapping):
+        return values
+    if isinstance(values, list | tuple):
+        return {str(number): each for number, each in enumerate(values)}
+    return {"": values}
+
+
+def _titled(what: str, output: str) -> str:
+    return f"{what} {output}" if output else what
+
+
+def _values_of_lists(lists: Any) -> tuple[tf.Tensor, tf.Tensor | None]:
+    """The values of a RaggedTensor or a SparseTensor, and the row of each; None if lists are in lists."""
+    if isinstance(lists, tf.SparseTensor):
+        return lists.values, lists.indices[:, 0]
+    return lists.flat_values, lists.value_rowids() if lists.ragged_rank == 1 else None
+
+
 def _as(number: int, label: tf.Tensor) -> tf.Tensor:
     return tf.cast(number, label.dtype)
 
@@ -379,7 +417,7 @@ def _or_without_weight(is_right: _Check, weight: tf.Tensor, rank: int) -> _Check
     """As `is_right`; a finite label of an example with the weight 0 is right, too: people mark missing ones so."""
 
     def checks(label: tf.Tensor) -> tf.Tensor:
-        unused = tf.reshape(tf.equal(weight, 0), [-1, *[1] * (rank - 1)])
+        unused = tf.reshape(tf.equal(weight, _as(0, weight)), [-1, *[1] * (rank - 1)])
         if label.dtype.is_floating:
             return is_right(label) | (unused & tf.math.is_finite(label))
         return is_right(label) | unused

@@ -205,7 +205,7 @@ class Program:
         if (num_batches := num_batches_of(dataset)) is not None:
             message = f"the training data ends after {num_batches} batches; make it endless with .repeat()"
             raise ConfigError([Problem("data", message)])
-        labels.check_numbers(dataset.element_spec[1])
+        labels.check_specs(dataset.element_spec[1])
         return dataset.element_spec
 
     @functools.cached_property
@@ -291,12 +291,18 @@ class Program:
         features, label, *weight = batch
         if self.to_class_numbers is not None:
             label = self.to_class_numbers(label)
+        label = tf.nest.map_structure(_number, label)
         return (self.model.preprocessed(list_inputs.ragged(features)), label, *weight)
 
     def _by_class(self, batch: tuple[Any, ...], place: Place) -> Any:
         features, label, *weight = self._ready(batch, place)
         assert self.class_weight is not None
         return features, label, class_weights.weight_of(self.class_weight, label, *weight)
+
+
+def _number(label: Any) -> Any:
+    """Labels as Keras' losses and metrics compare them: false is 0, true is 1."""
+    return tf.cast(label, tf.float32) if label.dtype == tf.bool else label
 
 
 def metric_variables(program: Program) -> list[tf.Variable]:

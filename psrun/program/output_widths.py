@@ -1,7 +1,8 @@
 """Checks the shape of a model's outputs against the labels.
 
-Keras' losses and metrics broadcast: two columns of predictions and one of labels train without an error, and a class
-without a column is an error of a kernel on a worker in the middle of the training.
+Keras' losses and metrics broadcast: two columns of predictions and one of labels train without an error, as do labels
+(batch,) and predictions (batch, 1, 1); a class without a column is an error of a kernel on a worker in the middle of
+the training.
 """
 
 from __future__ import annotations
@@ -46,8 +47,15 @@ def check(prediction: Any, label: Any, model: Model, source: DataSource) -> None
         width = expected[-1] if expected.rank > 1 else 1
         why = f"labels have shape {_shown(expected)} (task={task})"
     if not fits:
-        message = f"returns predictions of shape {_shown(predicted)}, but {why}: end the model with Dense({width})"
-        raise ConfigError([Problem("model", message)])
+        remedy = f"end the model with Dense({width})"
+        if width is None:
+            remedy = "give the dataset the shape of its labels, such as tf.TensorSpec((None, 1), tf.float32)"
+        raise ConfigError([Problem("model", f"returns predictions of shape {_shown(predicted)}, but {why}: {remedy}")])
+    # Keras adds or removes one last axis of size 1, and would pair each label with each prediction for more. psrun's
+    # metrics add one to labels (batch,) only.
+    if abs(predicted.rank - expected.rank) > 1 or expected.rank > max(predicted.rank, 2):
+        shapes = f"predictions of shape {_shown(predicted)}, but labels have shape {_shown(expected)} (task={task})"
+        raise ConfigError([Problem("model", f"returns {shapes}: give both as many axes")])
 
 
 def _essential(shape: tf.TensorShape) -> list[int | None]:

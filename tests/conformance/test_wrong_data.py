@@ -68,3 +68,8 @@ def test_a_feature_that_is_not_a_number_ends_evaluations_and_predictions(train, 
         predict(folder, *given)
     with pytest.raises(DataError, match=expected):
         train(*given)
+
+
+def test_labels_that_are_booleans_are_trained_on_and_evaluated(train):
+    _, folder = train(*OWN, *of("Arrays", label_type="bool"), NONE, "trainer.steps_per_epoch=3")
+    assert 0 < folder.stored()["evaluation"]["metrics"]["auc"] < 1

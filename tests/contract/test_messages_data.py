@@ -242,7 +242,8 @@ def test_vocabularies_and_sources(tmp_path, snapshot):
         "three of two": [problem.message for problem in labels.problems(plain, ("a", "b", "c"))],
         "two of three": [problem.message for problem in labels.problems(three, ("a", "b"))],
         "words of numbers": message_of(labels.to_class_numbers, plain, ("a", "b"), tmp_path=tmp_path),
-        "no words": message_of(labels.check_numbers, spec, tmp_path=tmp_path),
+        "no words": message_of(labels.check_specs, spec, tmp_path=tmp_path),
+        "no shape": message_of(labels.check_specs, type(spec)(None, "float32"), tmp_path=tmp_path),
         "booleans of YAML": message_of(table_files.table, path, **given),
         "another word": message_of(table_files.table, bad, **given),
     } == snapshot

@@ -37,6 +37,7 @@ class Arrays(ArraySource):
       part: train or evaluation.
       wrong: what is wrong in row `BAD_ROW` of `part`, label or the name of a feature; None: nothing.
       value: the wrong value.
+      label_type: of NumPy; None: the usual one of the task.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Arrays(ArraySource):
         task: Any = "binary",
         num_classes: int = 1,
         nullable: bool = False,
+        label_type: str | None = None,
     ) -> None:
         parts = {"train": arrays(task, num_classes, NUM_TRAIN), "evaluation": arrays(task, num_classes, NUM_EVAL)}
         features, label = parts[part]
@@ -58,6 +60,8 @@ class Arrays(ArraySource):
         elif wrong is not None:
             features[wrong][BAD_ROW, 0] = value
         parts[part] = (features, label)
+        if label_type is not None:
+            parts = {name: (features, label.astype(label_type)) for name, (features, label) in parts.items()}
         super().__init__(features=declared(nullable), task=task, num_classes=num_classes, **parts)
 
 

@@ -56,6 +56,7 @@ INF = np.inf
         (np.array([0, 2, 1, 0]), CLASSES),
         (np.array([0, 2, 1, 0], np.uint8), CLASSES),
         (column(0, 2, 1, 0), CLASSES),
+        (np.eye(3, dtype=bool)[[0, 2, 1, 0]], CLASSES),
         (np.eye(3, dtype=np.float32)[[0, 2, 1, 0]], CLASSES),
         (column(-3e30, 2.5, 1, 0), {"task": "regression"}),
         (np.array([-3, 7, 1, 0]), {"task": "regression"}),
@@ -97,6 +98,7 @@ def test_losses_and_weights_of_ones_own_allow_more_labels():
     soft = column(0, 1, 0.5, 0)
     assert message(source_of(soft), (NUMBERS, soft), **OWN) is None
     assert message(source_of(soft), (NUMBERS, soft), loss="mse") is not None
+    assert message(source_of(soft), (NUMBERS, np.array([True, False, True, True])), **OWN) is None
     assert "from 0 to 1" in (message(source_of(soft), (NUMBERS, column(0, 1, 2, 0)), **OWN) or "")
     ignoring = tf_keras.losses.SparseCategoricalCrossentropy(ignore_class=-1)
     assert message(source_of(soft, **CLASSES), (NUMBERS, np.array([0, -1, 1, 2])), loss=ignoring) is None
@@ -104,6 +106,37 @@ def test_losses_and_weights_of_ones_own_allow_more_labels():
     assert message(source_of(soft), (NUMBERS, column(0, 1, -1, 0), weight)) is None
     assert message(source_of(soft), (NUMBERS, column(-1, 1, -1, 0), weight)) is not None
     assert message(source_of(soft), (NUMBERS, column(0, 1, NAN, 0), weight)) is not None
+
+
+@pytest.mark.parametrize(
+    ("weight", "loss", "expected"),
+    [
+        (np.array([1, 0, 0.5, 3]), None, None),
+        (column(1, 0, 0.5, 3), None, None),
+        (np.array([1, 0, 2, 3]), None, None),
+        (np.array([True, False, True, True]), None, None),
+        (np.array([1, 1, NAN, 1]), "mse", "the weight is nan in row 2 of a batch (evaluation)"),
+        (np.array([1, 1, INF, 1]), "mse", "the weight is inf in row 2 of a batch (evaluation)"),
+        (np.array([1, 1, -0.5, 1]), None, "the weight is -0.5 in row 2 of a batch (evaluation), but must be 0 or more"),
+        (np.array([1, 1, -2, 1]), None, "the weight is -2 in row 2 of a batch (evaluation), but must be 0 or more"),
+        (np.array([1, 1, -0.5, 1]), "mse", None),  # such as advantages
+        (np.array([1.0]), None, "a batch (evaluation) has 1 weights for 4 rows of features"),
+    ],
+)
+def test_weights_are_numbers_one_for_each_row(weight, loss, expected):
+    label = column(0, 1, 1, 0)
+    found = message(source_of(label), (NUMBERS, label, weight), loss=loss)
+    assert found == (expected and f"SimpleNamespace: {expected}")
+
+
+def test_labels_and_weights_without_names_have_numbers():
+    right = column(0, 1, 1, 0)
+    source = source_of(right, task=None)
+    ones = np.ones(4)
+    found = message(source, (NUMBERS, (right, column(0, 1, NAN, 0))))
+    assert "the label 1 is nan in row 2" in (found or "")
+    found = message(source, (NUMBERS, (right, right), (ones, np.array([1, 1, NAN, 1]))))
+    assert "the weight 1 is nan in row 2" in (found or "")
 
 
 def test_each_of_several_labels_has_its_own_rule():
@@ -137,10 +170,12 @@ FLOATS = Feature((2,), tf.float32)
         ([[0.0], [], [1.0]], Feature((None,), tf.float32, max_values=3), None),
     ],
 )
-def test_numbers_of_features_are_finite(value, feature, expected):
+@pytest.mark.parametrize("is_sparse", [False, True])
+def test_numbers_of_features_are_finite(value, feature, expected, is_sparse):
     num_rows = len(value)
     if feature.is_list:
         value = tf.ragged.constant(value)
+        value = value.to_sparse() if is_sparse else value
     batch = ({"first": np.zeros((num_rows, 3), np.float32), "x": value}, np.zeros(num_rows, np.float32))
     source = source_of(None, features={"first": Feature((3,), tf.float32), "x": feature})
     found = message(source, batch)
@@ -181,10 +216,11 @@ def test_a_type_of_another_kind_than_the_declared_one_is_refused(given, declared
         ((None, 3), (3,), True),
         ((None, None), (3,), True),  # known in each batch
         ((None, 3), (None,), True),
-        (None, (3,), True),
+        (None, (3,), False),
         ((None, 2), (3,), False),
         ((None,), (1,), False),
         ((None, 1), (), False),
+        ((), (), False),  # examples that are not in batches
     ],
 )
 def test_another_shape_than_the_declared_one_is_refused(given, declared, is_right):
@@ -193,7 +229,7 @@ def test_another_shape_than_the_declared_one_is_refused(given, declared, is_righ
     if is_right:
         batch_checks.check_spec(source, batch)
         return
-    with pytest.raises(ConfigError, match="the feature x has the shape"):
+    with pytest.raises(ConfigError, match=r"the feature x has (the|no known) shape"):
         batch_checks.check_spec(source, batch)
 
 

@@ -33,6 +33,10 @@ class Computing(tf_keras.Model):
         ((None, 10), (None, 1), "multiclass", True),
         ((None, 7, 10), (None,), "multiclass", False),
         ((None, 7, 10), (None, 7), "multiclass", True),
+        ((None, 1, 1), (None, 1), "regression", True),
+        ((None, 1, 1), (None,), "regression", False),  # would be (batch, batch) pairs
+        ((None,), (None, 1, 1), "regression", False),
+        ((None, 1), (None, 1, 1), "binary", False),
         (None, (None, 1), "binary", True),  # not known
     ],
 )
