@@ -21,7 +21,7 @@ _SECOND_WORDS = {
 _UNSURE_MARKERS = {"none", "missing", "unknown", "nil", "-", "."}  # among words, a class as likely as a missing value
 _KEYS = {".": "data.decimal_mark=.", ",": "'data.decimal_mark=\",\"'"}  # as a shell takes them
 _INT64 = 2**63
-_FEW_CLASSES = 10
+FEW_CLASSES = 10
 _MOST_CLASSES = 1000
 _ROWS_PER_CLASS = 5
 _EVEN = 20  # how much more frequent the most frequent of many classes is, at most
@@ -165,7 +165,7 @@ def readings(text: str) -> str:
 def _check_binary(profile: Profile) -> None:
     """Raises ConfigError if numbers are more, or fewer, than two classes."""
     count = profile.num_values
-    if count > _FEW_CLASSES:
+    if count > FEW_CLASSES:
         message = f"is binary, but {profile.column} has {count:,} different numbers: data.task=regression"
         raise _label_error(message, "data.task")
     if count > 2:
@@ -185,14 +185,14 @@ def _word_label(profile: Profile, task: str | None) -> Label:
         raise _label_error(f"is regression, but column {name!r} holds words: {odd}", "data.task")
     if count == 1:
         raise _constant(name, words[0], num_missing)
-    if profile.look == "numbers" and count > _FEW_CLASSES:
+    if profile.look == "numbers" and count > FEW_CLASSES:
         odd = ", ".join(map(repr, profile.odd[:3]))
         raise _label_error(
             f"column {name!r} holds numbers, but for {odd}; remove these rows, or leave their labels empty"
         )
     if not profile.is_exact or count < profile.num_values - num_marked or count > _MOST_CLASSES:
         raise _too_many(profile)
-    if count > _FEW_CLASSES and task is None and count * _ROWS_PER_CLASS > num_rows:
+    if count > FEW_CLASSES and task is None and count * _ROWS_PER_CLASS > num_rows:
         raise _too_many(profile)
     if task == "binary" and count != 2:
         raise _label_error(f"is binary, but column {name!r} has {count} different values: {_some(words)}", "data.task")
@@ -333,7 +333,7 @@ def _are_classes(profile: Profile, numbers: Mapping[int, int] | None) -> bool:
         return True
     if count * _ROWS_PER_CLASS > profile.num_present:
         return False
-    if count <= _FEW_CLASSES:
+    if count <= FEW_CLASSES:
         return True
     dense = min(numbers) in (0, 1) and max(numbers) - min(numbers) + 1 == count
     return dense and count <= _MOST_CLASSES and max(numbers.values()) <= _EVEN * min(numbers.values())

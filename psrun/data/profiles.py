@@ -165,6 +165,23 @@ def profile_files(
     return profiles
 
 
+def profile_first_rows(name: str, layout: Layout) -> dict[str, Profile]:
+    """The profile of each column over the first rows of a file; empty if it has none.
+
+    Raises:
+      DataError: the file cannot be read.
+    """
+    columns = formats.suggestions(name, layout)
+    for rows in formats.rows(name, columns, layout):
+        found = {}
+        for column in columns:
+            profiler = Profiler(column)
+            profiler.add(rows.batch.column(column), rows.places)
+            found[column] = profiler.profile()
+        return found
+    return {}
+
+
 def _profiled(
     names: Sequence[str],
     layout: Layout,

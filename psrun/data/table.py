@@ -30,6 +30,7 @@ from psrun.data import (
     table_features,
     text,
 )
+from psrun.data.columns import ColumnSpec
 from psrun.data.feature_spec import FeatureSpec
 from psrun.data.labels import Vocabulary
 from psrun.data.lists import ENDS
@@ -166,6 +167,7 @@ class Table(ByNumber):
         reader = TableReader(header.columns_of(specs, layout, decimal_mark), layout, train[0], known, rows=guess.rows)
         _raise(*header.column_problems(reader.specs, names, weight, known, layout, train[0]))
         reader = reader.with_targets(targets, weight, decimal_mark)
+        guess.check_numbers(reader.specs, recorded)
         prepared = _not_empty(reader.split(train, options, split_spec, recorded), train)
         self.rows_to_predict: RowsToPredict | None = None
         evaluated = None
@@ -175,12 +177,7 @@ class Table(ByNumber):
             evaluated = _not_empty(reader.prepared(evaluation, options), evaluation)
         self.facts: Mapping[str, Any] = {"num_train_files": len(train), "num_eval_files": len(evaluation)}
         self.warnings: tuple[str, ...] = ()
-        self.notes: tuple[str, ...] = ()
-        if self.guessed:
-            advice = (
-                f"psrun data inspect {shlex.quote(path)} --label {shlex.quote(names[0])} --write conf/data/NAME.yaml"
-            )
-            self.notes = (f"to edit the features: {advice}", *guess.notes)
+        self.notes: tuple[str, ...] = self._notes_on_features(guess, path, names[0])
         self._take_examples(prepared, evaluated, specs)
         self._take_targets(targets, weight, is_recorded=task is None)
         self._take_split(prepared, split_spec, recorded, predicting=predicting)
@@ -194,6 +191,12 @@ class Table(ByNumber):
         if not predicting:
             self._warn_of_unlabeled(targets)
         self._check_rows(prepared, evaluated, recorded, split_spec)
+
+    def _notes_on_features(self, guess: _Guess, path: str, label: str) -> tuple[str, ...]:
+        if not self.guessed:
+            return ()
+        advice = f"psrun data inspect {shlex.quote(path)} --label {shlex.quote(label)} --write conf/data/NAME.yaml"
+        return (f"to edit the features: {advice}", *guess.notes)
 
     def _add_facts(self, **facts: Any) -> None:
         self.facts = {**self.facts, **facts}
@@ -560,6 +563,34 @@ class _Guess:
         label_guess.check(self._profiles[label], task)
         if how := label_guess.how_read(self._profiles[label]):
             self.notes += (f"label {label}: {task}; {how}",)
+
+    def check_numbers(self, specs: Mapping[str, ColumnSpec], recorded: Mapping[str, Any]) -> None:
+        """Checks the columns that a new run reads as plain numbers.
+
+        Of a configuration that describes all of them, the first rows of the first file decide whether to look at all.
+
+        Raises:
+          ConfigError: a column has two readings, or a binary label many numbers.
+        """
+        if self.known is None or recorded:
+            return
+        if "_profiles" in vars(self):
+            self._check_numbers(self._profiles, specs)
+            return
+        try:
+            self._check_numbers(profiles.profile_first_rows(self.names[0], self.layout), specs)
+        except ConfigError:
+            self._check_numbers(self._profiles, specs)
+
+    def _check_numbers(self, looked: Mapping[str, profiles.Profile], specs: Mapping[str, ColumnSpec]) -> None:
+        for spec in specs.values():
+            if spec.column not in looked or spec.dtype != "float32" or spec.vocabulary is not None:
+                continue
+            if spec.part is None and spec.decimal_mark is None:
+                decimal_marks.check(looked, [spec.column], self.layout)
+            is_binary = spec.is_label and spec.num_classes == 2
+            if is_binary and looked[spec.column].num_values > label_guess.FEW_CLASSES:
+                label_guess.check(looked[spec.column], "binary")
 
     def unit(self, key: str, column: str, decimal_mark: str) -> str:
         """The unit of a column in the training files; empty for none.

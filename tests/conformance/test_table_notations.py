@@ -55,6 +55,33 @@ def test_plain_numbers_beside_a_decimal_comma_ask(tmp_path):
     assert (found[0]["x"], found[0]["y"]) == ([pytest.approx(1.8)], [pytest.approx(1.775)])
 
 
+@pytest.mark.parametrize(
+    ("row", "options", "column"),
+    [
+        ("{0},8;{0}.775;1;{0}", {"features": {"y": {}}, "task": "regression"}, "y"),
+        ("1;{0}.775;1;{0},5", {"features": {"x": {}}, "task": "regression", "label": "y"}, "y"),
+        ("{0},8;{0};{0}.775;{0}", {"features": {"y": {}}, "task": "regression", "weight": "w"}, "w"),
+        ("{0}1;{0};{0}.775;{0}", {"weight": "w"}, "w"),
+    ],
+)
+def test_described_numbers_of_two_readings_ask_too(tmp_path, row, options, column):
+    path = text(tmp_path / "rows.csv", "x;y;w;label", *(row.format(n) for n in range(1, 20)))
+    with pytest.raises(
+        ConfigError, match=rf"data\.decimal_mark: is needed for column '{column}': '1\.775' is 1\.775 with"
+    ):
+        table(path, delimiter=";", **options)
+    source = table(path, delimiter=";", decimal_mark=",", **options)
+    assert source.num_train_examples == 19
+
+
+def test_a_count_is_no_binary_label_of_described_features(tmp_path):
+    path = text(tmp_path / "rows.csv", "x,label", *(f"{n % 7},{n}" for n in range(40)))
+    with pytest.raises(
+        ConfigError, match=r"data\.task: is binary, but label has 40 different numbers: data\.task=regr"
+    ):
+        table(path, features={"x": {}}, task="binary")
+
+
 PRICES = ["$82.12", "$1,521.00", "($3.50)", "-$0.25"]
 
 
