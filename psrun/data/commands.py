@@ -190,7 +190,8 @@ def _inspect(
     if layout.format == "tfrecord":
         raise ConfigError("TFRecord files have no schema, because records may differ; write data.features yourself")
     _check_label(paths[0], layout, label)
-    looked = profiles.profile_files(paths, layout, cache=files.cache(), notation=notation)
+    labels = () if label is None else (label,)
+    looked = profiles.profile_files(paths, layout, cache=files.cache(), notation=notation, labels=labels)
     guessed = proposals.propose(looked.values(), (label, weight), formats.index_columns(paths[0], layout))
     _check_marks(looked, guessed, label, layout)
     first = next(iter(looked.values()))
@@ -260,6 +261,7 @@ def _warnings(
     yield from proposals.warnings(guessed, notation)
     if note := proposals.index_note(guessed):
         yield note
+    yield from proposals.leak_notes(guessed)
     if first.num_bad:
         rows = "row is" if first.num_bad == 1 else "rows are"
         message = f"{first.num_bad:,} malformed {rows} not counted; the first is {first.first_bad}"

@@ -18,7 +18,6 @@ _FIRST_WORDS = {
 _SECOND_WORDS = {
     "yes", "y", "true", "t", "1", "positive", "pos", "on", "always", "present", "active", "good", "+1", "+",
 }  # fmt: skip
-_UNSURE_MARKERS = {"none", "missing", "unknown", "nil", "-", "."}  # among words, a class as likely as a missing value
 _KEYS = {".": "data.decimal_mark=.", ",": "'data.decimal_mark=\",\"'"}  # as a shell takes them
 _INT64 = 2**63
 FEW_CLASSES = 10
@@ -210,7 +209,7 @@ def _classes(profile: Profile) -> tuple[list[str], int]:
     others = [word for word in by_word if word not in markers]
     is_pair = {word.strip().lower() for word in others} <= _FIRST_WORDS | _SECOND_WORDS
     if not is_pair or len(others) < 2:
-        markers = [word for word in markers if word.strip().lower() not in _UNSURE_MARKERS]
+        markers = [word for word in markers if word.strip().lower() not in notations.UNSURE]
     return sorted(by_word.keys() - set(markers)), sum(by_word[word] for word in markers)
 
 

@@ -17,6 +17,7 @@ _WORDS = ("na", "n/a", "#n/a", "n.a.", "nan", "null", "none", "nil", "missing", 
 _SIGNS = ("?", "-", "--", "---", ".", "..", "\u2013", "\u2014", r"\N")
 # Missing values in a column of numbers or dates. In a column of words, NA may be Namibia, and None a class.
 MISSING = (*(case(word) for word in _WORDS for case in (str.lower, str.upper, str.capitalize)), "NaN", "NaT", *_SIGNS)
+UNSURE = {"none", "missing", "unknown", "nil", "-", "."}  # among words, a class as likely as a missing value
 
 _BLANK = "[\\s\u00a0\u202f]"
 _MINUS = "\u2212"  # as spreadsheets write it

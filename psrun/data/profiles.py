@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from psrun.data import contents, digests, formats, notations
 from psrun.data.columns import flattened, is_list
+from psrun.data.leaks import Leaks
 from psrun.data.notations import NO_NOTATION, Notation
 from psrun.data.rows import Layout, Rows, decoded
 from psrun.files import write_atomic
@@ -59,6 +60,7 @@ class Profile:
       spellings: words that are written in several ways, such as ("yes", "Yes ").
       is_index: whether the values count the rows.
       mean_words: of strings, in the mean of the different values.
+      decides: labels of which each value of the column has one, and not by chance.
       num_months, num_hours, num_weekdays, num_days: of times, how many different ones there are.
     """
 
@@ -100,6 +102,7 @@ class Profile:
     spellings: Sequence[Sequence[str]] = ()
     is_index: bool = False
     mean_words: float = 0.0
+    decides: Sequence[str] = ()
     num_months: int = 0
     num_weekdays: int = 0
     num_hours: int = 0
@@ -132,6 +135,7 @@ def profile_files(
     *,
     cache: Path | None,
     notation: Notation = NO_NOTATION,
+    labels: Sequence[str] = (),
     keep: dict[str, list[Rows]] | None = None,
     tell: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Profile]:
@@ -140,6 +144,7 @@ def profile_files(
     Args:
       cache: the folder that stores profiles until the files change; None for none.
       notation: how numbers and times are written in texts.
+      labels: columns of labels, of which `Profile.decides` tells.
       keep: gets the rows of each file, unless they take more than 512 MiB together: for who reads them next.
       tell: called repeatedly with the progress.
 
@@ -148,14 +153,14 @@ def profile_files(
     """
     kept = {} if keep is None else keep
     if cache is None:
-        return _profiled(names, layout, notation, kept, tell)
+        return _profiled(names, layout, notation, labels, kept, tell)
     known = digests.compute(names, cache, tell)
-    key = json.dumps([_VERSION, asdict(layout), asdict(notation), known])
+    key = json.dumps([_VERSION, asdict(layout), asdict(notation), sorted(labels), known])
     path = cache / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.profile.json"
     with contextlib.suppress(OSError, ValueError, TypeError):
         records = json.loads(path.read_text(encoding="utf-8"))
         return {each["column"]: Profile(**each) for each in records}
-    profiles = _profiled(names, layout, notation, kept, tell)
+    profiles = _profiled(names, layout, notation, labels, kept, tell)
     if digests.compute(names, cache, tell) != known:  # files changed meanwhile
         kept.clear()
         return profiles
@@ -186,6 +191,7 @@ def _profiled(
     names: Sequence[str],
     layout: Layout,
     notation: Notation,
+    labels: Sequence[str],
     kept: dict[str, list[Rows]],
     tell: Callable[[str], None],
 ) -> dict[str, Profile]:
@@ -194,6 +200,7 @@ def _profiled(
         formats.check_columns(name, layout, names[0], schema.names)
     unified = None if layout.is_text else formats.schema(names, layout)
     profilers = {column: Profiler(column, notation) for column in schema.names}
+    leaks = Leaks(schema if unified is None else unified, labels)
     num_rows = 0
     num_bad = 0
     first_bad = ""
@@ -204,6 +211,7 @@ def _profiled(
         for rows in formats.rows(name, schema.names, layout, unified):
             for column, profiler in profilers.items():
                 profiler.add(rows.batch.column(column), rows.places)
+            leaks.add(rows.batch)
             num_rows += rows.batch.num_rows
             num_bad += len(rows.bad)
             if rows.bad and not first_bad:
@@ -215,8 +223,9 @@ def _profiled(
             tell(f"inspecting the columns of {name} ({number} of {len(names)} files): {num_rows:,} rows so far")
     if num_kept_bytes > _KEPT_BYTES:
         kept.clear()
+    decided = leaks.labels_by_column()
     return {
-        column: replace(profiler.profile(), num_bad=num_bad, first_bad=first_bad)
+        column: replace(profiler.profile(), num_bad=num_bad, first_bad=first_bad, decides=decided.get(column, ()))
         for column, profiler in profilers.items()
     }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
+import shlex
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -194,6 +195,23 @@ def index_note(proposals: Mapping[str, Proposal]) -> str:
     if not columns:
         return ""
     return f"left out as an index that another program wrote: {_some(columns)}; to keep it, name it in data.features"
+
+
+def leak_notes(proposals: Mapping[str, Proposal]) -> Iterator[str]:
+    """Lines about features whose column decides a label, one for each label."""
+    by_label: dict[str, dict[str, None]] = {}
+    for each in proposals.values():
+        if each.feature is not None:
+            for label in each.profile.decides:
+                by_label.setdefault(label, {})[each.profile.column] = None
+    for label, columns in by_label.items():
+        first, *others = columns
+        which = f"each of {_some([*columns])}" if others else first
+        yield (
+            f"label {label}: {which} decides the label by itself: each of its values has one label. Leave it out "
+            "(data.features) if it is not known when you predict; if its values are groups, such as users, set "
+            f"data.split.by=group data.split.column={shlex.quote(first)}"
+        )
 
 
 def _unread(proposals: Mapping[str, Proposal], notation: Notation) -> Iterator[str]:

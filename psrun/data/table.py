@@ -523,6 +523,7 @@ class _Guess:
             self.layout,
             cache=cache,
             notation=self.notation,
+            labels=self.labels,
             keep=self.rows,
             tell=self.options.tell,
         )
@@ -636,4 +637,5 @@ class _Guess:
             raise ConfigError([Problem("data.features", message)])
         self.warnings += tuple(proposals.warnings(proposed, self.notation))
         self.notes += tuple(filter(None, [proposals.index_note(proposed)]))
+        self.notes += tuple(proposals.leak_notes(proposed))
         return features, [each.row(name) for name, each in proposed.items()]

@@ -102,15 +102,20 @@ def test_what_inspect_writes_is_what_a_run_infers(tmp_path, monkeypatch, capsys)
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     rng = np.random.default_rng(1)
+    outcome = rng.choice(["good", "bad", ""], 1200)
     path = table_files.write(tmp_path / "rows.csv", {
         "age": rng.integers(60, size=1200), "word": rng.choice(["a", "b", "NA"], 1200),
         "rate": rng.choice(["1.5", "?", "2"], 1200), "price": [f"${n % 90}" for n in range(1200)],
         "sold": [f"2026-{n % 12 + 1:02}-03" for n in range(1200)], "user_id": rng.integers(300, size=1200),
-        "outcome": rng.choice(["good", "bad", ""], 1200),
+        "outcome": outcome, "result": outcome,
     })  # fmt: skip
     commands.main(["inspect", str(path), "--label", "outcome", "--write", str(tmp_path / "data" / "mine.yaml")])
     written = yaml.safe_load((tmp_path / "data" / "mine.yaml").read_text())
-    inferred = Table(path=str(path), label="outcome", split=0.1).facts
+    source = Table(path=str(path), label="outcome", split=0.1)
+    leak = "label outcome: result decides the label by itself"
+    assert leak in capsys.readouterr().out
+    assert any(leak in note for note in source.notes)
+    inferred = source.facts
     described = feature_spec.read(written["features"])
     assert set(described) == set(inferred["features"])
     for name, recorded in feature_spec.read(inferred["features"]).items():
@@ -121,4 +126,3 @@ def test_what_inspect_writes_is_what_a_run_infers(tmp_path, monkeypatch, capsys)
         assert options == {**feature_spec.options(recorded), "vocabulary": recorded.vocabulary, "column": None}
     assert {key: written[key] for key in ("task", "label_vocabulary")} == inferred["label"]
     assert inferred["label"] == {"task": "binary", "label_vocabulary": ["bad", "good"]}
-    capsys.readouterr()
