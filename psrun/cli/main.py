@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import os
 import signal
+from typing import Any, NoReturn
+
+from psrun.errors import Interrupted
 
 COMMANDS = {
     "checkpoint": "psrun.checkpoint.commands",
@@ -27,8 +32,13 @@ def main() -> None:
     """Runs psrun on `sys.argv` and ends the process.
 
     Ctrl-C during the imports, which take a quarter of a second, ends the process as the signal does, without a
-    traceback. The objects of the imports live as long as the process: garbage collection leaves them out.
+    traceback. SIGTERM and SIGHUP end it by `_end` until a run or a command handles them: a scheduler starts a run that
+    it preempts so early again, too. The objects of the imports live as long as the process: garbage collection leaves
+    them out.
     """
+    for signum in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(signum) is signal.SIG_DFL:  # else it is ignored, as by `nohup`
+            signal.signal(signum, _end)
     handler = signal.getsignal(signal.SIGINT)
     if handler is signal.default_int_handler:  # else it is ignored, as in a shell's background job
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -39,3 +49,10 @@ def main() -> None:
     gc.enable()
     signal.signal(signal.SIGINT, handler)
     dispatch.run()
+
+
+def _end(signum: int, frame: Any) -> NoReturn:
+    interrupted = Interrupted(signum)
+    with contextlib.suppress(OSError):
+        os.write(2, f"psrun: {interrupted}\n".encode())
+    os._exit(interrupted.exit_code)

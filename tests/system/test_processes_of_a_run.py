@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
 
@@ -39,20 +38,30 @@ def test_python_without_docstrings_is_refused():
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_ctrl_c_during_the_imports_ends_psrun_without_a_traceback():
-    """The signal arrives when Hydra is imported."""
-    code = (
+@pytest.mark.parametrize(
+    ("signum", "module", "code", "said"),
+    [
+        ("SIGINT", "hydra", -2, ""),
+        ("SIGTERM", "hydra", 175, "psrun: interrupted by SIGTERM\n"),  # while psrun's modules are imported
+        ("SIGHUP", "antlr4.LL1Analyzer", 175, "psrun: interrupted by SIGHUP\n"),  # which composing needs
+    ],
+)
+def test_a_signal_before_the_run_begins_ends_psrun_without_a_traceback(tmp_path, signum, module, code, said):
+    """It arrives when a module is imported."""
+    script = (
         "import os, signal, sys\n"
         "class Interrupting:\n"
         "    def find_spec(self, name, path, target=None):\n"
-        "        if name == 'hydra':\n"
-        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        f"        if name == '{module}':\n"
+        f"            os.kill(os.getpid(), signal.{signum})\n"
         "sys.meta_path.insert(0, Interrupting())\n"
         "from psrun.cli.main import main\n"
         "main()\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+    command = [sys.executable, "-c", script, "mode=plan"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", said)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_process_has_no_threads_when_it_is_isolated(tmp_path):
