@@ -81,10 +81,10 @@ def _add_inspect(subcommands: argparse._SubParsersAction[argparse.ArgumentParser
     part.add_argument("--label", metavar="COLUMN", help="the column to predict")
     part.add_argument("--weight", metavar="COLUMN", help="the column with the weights of the examples")
     part.add_argument("--write", type=on_disk, metavar="FILE", help="write the proposal as YAML: conf/data/NAME.yaml")
-    part.add_argument("--format", choices=_FORMATS, help="if the file names do not tell")
+    part.add_argument("--format", choices=_FORMATS, metavar="NAME", help=f"{', '.join(_FORMATS)}: if no name tells")
     part.add_argument("--columns", metavar="NAME,NAME,...", help="column names of text without a header")
     part.add_argument("--delimiter", metavar="C", help="field delimiter of text, such as ';'")
-    part.add_argument("--decimal-mark", choices=(".", ","), help="of numbers in text, such as 1.521,00 EUR")
+    part.add_argument("--decimal-mark", choices=(".", ","), metavar="C", help="of text: '.' or ',', as in 1.521,00 EUR")
     part.add_argument("--time-format", metavar="FORMAT", help="of times in text, such as %%d.%%m.%%Y")
     part.add_argument("--encoding", metavar="NAME", default="utf-8", help="encoding of text, such as latin-1")
 
