@@ -6,6 +6,7 @@ import functools
 import gc
 import io
 import json
+import logging
 import os
 import shutil
 import signal
@@ -33,6 +34,23 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # as under nohup
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 for name, value in IN_PROCESS.items():
     os.environ.setdefault(name, value)
+
+
+@pytest.fixture
+def warnings_of_tensorflow():
+    """The warnings that TensorFlow logs."""
+    import tensorflow as tf
+
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = records.append
+    logger = tf.get_logger()
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    logger.addHandler(handler)
+    yield records
+    logger.removeHandler(handler)
+    logger.setLevel(level)
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from psrun.closures.stage import Apply, Inputs, Stage
 from psrun.cluster import placement
 from psrun.errors import ConfigError, Problem
 from psrun.program.compiled_model import Program
+from psrun.tf_internals.cluster import being_scheduled
 
 _HEAD = 2  # the first values of an element: round and slot
 _FIRST_SERVER = placement.server_device(0)
@@ -88,6 +89,7 @@ class GradientRounds(Stage):
         pushed again because a worker was lost are dropped.
         """
         program = self._program
+        strategy = program.distribution.strategy
 
         def replica(number: tf.Tensor, slots: tf.Tensor) -> None:
             pairs = []
@@ -101,9 +103,10 @@ class GradientRounds(Stage):
 
         @tf.function
         def apply(number: tf.Tensor, slots: tf.Tensor) -> None:
-            program.distribution.strategy.run(replica, args=(number, slots))
+            with being_scheduled(strategy):
+                strategy.run(replica, args=(number, slots))
 
-        with program.distribution.strategy.scope():
+        with strategy.scope():
             return apply.get_concrete_function(tf.TensorSpec([], tf.int64), tf.TensorSpec([None], tf.int64))
 
 

@@ -16,6 +16,7 @@ from psrun.closures.stage import Inputs, Take
 from psrun.cluster.data_service import service
 from psrun.data.source import ByNumber
 from psrun.program.compiled_model import Program
+from psrun.tf_internals.cluster import per_worker_iterator
 
 # Batches that a worker has requested and not yet used. A lost worker loses them; a resumed run repeats or skips them.
 MAX_OUTSTANDING = 4
@@ -47,7 +48,7 @@ class Stream:
         """One iterator per worker, created once: closures of several kinds share one stream."""
         if self._iterator is None:
             make_dataset = functools.partial(self._dataset, context=coordinator, numbers=self._numbers())
-            self._iterator = iter(coordinator.create_per_worker_dataset(make_dataset))
+            self._iterator = per_worker_iterator(coordinator, make_dataset)
         return self._iterator
 
     def _numbers(self) -> Callable[[], tf.data.Dataset] | None:

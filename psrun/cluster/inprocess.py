@@ -18,7 +18,7 @@ def start(*, num_workers: int, num_ps: int, num_replicas: int | None = None) -> 
 
     Args:
       num_workers: 1 or more.
-      num_ps: number of parameter servers; TensorFlow needs one, so 0 starts one that represents the chief's process.
+      num_ps: 1 or more, as TensorFlow requires.
       num_replicas: of each worker, as in `servers.devices`.
 
     Returns:
@@ -27,7 +27,7 @@ def start(*, num_workers: int, num_ps: int, num_replicas: int | None = None) -> 
     Raises:
       ServerStartError: a server could not be started, even on other ports.
     """
-    jobs = {"worker": num_workers, "ps": max(num_ps, 1)}
+    jobs = {"worker": num_workers, "ps": num_ps}
     for attempt in range(1, _ATTEMPTS + 1):
         addresses = {
             job: {i: f"localhost:{portpicker.pick_unused_port()}" for i in range(n)} for job, n in jobs.items()

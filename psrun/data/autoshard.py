@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from psrun import process
 from psrun.config.run_config import RunConfig
 from psrun.errors import ConfigError, Problem
 from psrun.tf_internals import messages
@@ -34,7 +35,8 @@ def policy(run: RunConfig, dataset: Callable[[], tf.data.Dataset]) -> str | None
     if requested not in ("auto", "file"):
         return requested
     try:
-        share_files(applied(pipeline, "file"), run.cluster.num_workers)
+        with process.silent_stderr():  # TensorFlow also logs the error that is expected here
+            share_files(applied(pipeline, "file"), run.cluster.num_workers)
     except tf.errors.NotFoundError as error:
         if requested == "auto":
             return "data"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from psrun.errors import ConfigError, Problem
 from psrun.program.compiled_model import Program
+from psrun.tf_internals.cluster import being_scheduled
 
 
 def check_metric(key: str, metric: str, program: Program) -> None:
@@ -25,8 +26,9 @@ def metric_names(program: Program) -> list[str]:
     if own is not None and not own.names:
         if program.config.trainer.run_eagerly:
             return []
-        with program.distribution.strategy.scope():
-            own.trace(program.batch_spec, lambda step, batch: program.distribution.strategy.run(step, args=(batch,)))
+        strategy = program.distribution.strategy
+        with strategy.scope(), being_scheduled(strategy):
+            own.trace(program.batch_spec, lambda step, batch: strategy.run(step, args=(batch,)))
     names = usual if own is None else [*own.names]
     if program.config.evaluation.runs_on is not None:
         names += [f"val_{name}" for name in (*usual, *program.ranking_metric_names)]

@@ -313,6 +313,6 @@ def _size(run_config: RunConfig) -> tuple[int, int]:
             return len(parsed.of("worker")) - aside, len(parsed.of("ps"))
     assert cluster.num_workers is not None
     assert cluster.num_ps is not None
-    if not cluster.has_server_processes:  # one server stands for the chief's process
-        return cluster.num_workers, max(1, cluster.num_ps)
+    if not cluster.has_server_processes:
+        return cluster.num_workers, cluster.num_ps
     return cluster.num_workers - aside, cluster.num_ps

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -49,6 +50,26 @@ def being_scheduled(strategy: tf.distribute.Strategy) -> Iterator[None]:
         yield
     finally:
         extended._being_scheduled = before
+
+
+def per_worker_iterator(
+    coordinator: tf.distribute.coordinator.ClusterCoordinator, make_dataset: Callable[[], tf.data.Dataset]
+) -> Any:
+    """Creates a dataset on each worker, and returns an iterator of all of them, for functions that are scheduled.
+
+    TensorFlow recommends a distributed dataset to workers with GPUs, which splits batches among their replicas. psrun
+    splits them within the step, so that the recommendation is not logged.
+    """
+    logger = tf.get_logger()
+    logger.addFilter(_recommends_no_other_dataset)
+    try:
+        return iter(coordinator.create_per_worker_dataset(make_dataset))
+    finally:
+        logger.removeFilter(_recommends_no_other_dataset)
+
+
+def _recommends_no_other_dataset(record: logging.LogRecord) -> bool:
+    return "GPUs are allocated per worker. Please use DistributedDataset" not in record.getMessage()
 
 
 def name_tables_uniquely() -> None:

@@ -53,7 +53,7 @@ def test_steps_are_those_of_one_device(train, monkeypatch, trainer, pieces):
 
 
 @pytest.mark.thorough
-def test_what_an_own_step_returns_can_be_followed(train):
+def test_what_an_own_step_returns_can_be_followed(train, warnings_of_tensorflow):
     """It is traced before the training, with an optimizer whose learning rate follows a schedule."""
     schedule = ("{_target_: tf_keras.optimizers.schedules.ExponentialDecay, initial_learning_rate: 0.1, "
                 "decay_steps: 5, decay_rate: 0.5}")  # fmt: skip
@@ -61,6 +61,7 @@ def test_what_an_own_step_returns_can_be_followed(train):
                       f"optimizer.learning_rate={schedule}", "early_stopping.metric=loss", "early_stopping.mode=min",
                       "cluster=inprocess", "cluster.replicas_per_worker=3", num_workers=1)  # fmt: skip
     assert set(result["metrics"]) == {"loss"}
+    assert warnings_of_tensorflow == []
 
 
 def logical(kind: str, *counts: int) -> list:

@@ -247,7 +247,7 @@ def test_late_gradients_are_compensated_and_applied_at_a_smaller_rate(cluster_sp
     assert meter.take() == {"worker-0": {2: 2}}
 
 
-def test_the_gradients_of_a_round_are_averaged_once(cluster_spec):
+def test_the_gradients_of_a_round_are_averaged_once(cluster_spec, warnings_of_tensorflow):
     """Those of earlier rounds, those that come twice and those of other slots are dropped."""
     servers = OnServers(cluster_spec[1], "partitioner=fixed_shards", "consistency=sync")
     audit = Audit(servers.program)
@@ -279,6 +279,7 @@ def test_the_gradients_of_a_round_are_averaged_once(cluster_spec):
     times = np.bincount(IDS[:3].ravel(), minlength=EXAMPLES).clip(max=3)
     assert list(audit.epoch()["seen"].values()) == np.bincount(times, minlength=4).tolist()
     assert servers.program.iterations == 2
+    assert warnings_of_tensorflow == []
 
 
 @pytest.mark.parametrize("num_examples", [7, 1])

@@ -141,7 +141,7 @@ VALUES: dict[str, list[Any]] = {
     "trainer.dense_sync_every": [11],
     "trainer.run_eagerly": [True],
     "cluster.num_workers": [0],
-    "cluster.num_ps": [-1],
+    "cluster.num_ps": [0],
     "cluster.placement": ["gredy"],
     "cluster.replicas_per_worker": [0],
     "cluster.slow_workers": [{2: 0.1}, {1: -0.1}, "all"],

@@ -571,18 +571,6 @@ def test_autograph_converts_functions_of_users_and_none_of_psrun():
     assert tracing.converted(halved) is halved  # outside of a traced function
 
 
-@pytest.fixture
-def warnings_of_tensorflow():
-    """The warnings that TensorFlow logs."""
-    records: list[logging.LogRecord] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = records.append
-    logger = tf.get_logger()
-    logger.addHandler(handler)
-    yield records
-    logger.removeHandler(handler)
-
-
 def test_what_psrun_traces_and_writes_makes_tensorflow_log_no_warning(tmp_path, warnings_of_tensorflow):
     assert int(tracing.unconverted(lambda number: number + 1)(tf.constant(2))) == 3
     checkpoints.point_to(str(tmp_path), "ckpt-2", ["ckpt-1", "ckpt-2"])

@@ -113,7 +113,7 @@ class _ParameterServers(ClusterChoice):
 class InProcess(_StartedHere, _ParameterServers):
     kind: str
     num_workers: int = at_least(1)
-    num_ps: int = at_least(0)
+    num_ps: int = at_least(1)
     num_data_workers: int = at_least(1)
     placement: str = one_of(*PLACEMENT_RULES)
     isolate: Any = one_of(*ISOLATE)

@@ -10,7 +10,7 @@ import tensorflow as tf
 from psrun.closures.training_closures import InFlightClosures
 from psrun.program.compiled_model import Program
 from psrun.program.evaluation_sizes import num_eval_batches
-from psrun.tf_internals.cluster import iterator_spec
+from psrun.tf_internals.cluster import iterator_spec, per_worker_iterator
 from psrun.training.evaluation.meters import Evaluation, Meters
 
 
@@ -31,7 +31,7 @@ class DistributedEvaluation:
         self._num_batches = num_eval_batches(program.config, program.source)
         with distribution.strategy.scope():
             self._meters = Meters(program)
-            self._iterator = iter(self._coordinator.create_per_worker_dataset(self._dataset))
+            self._iterator = per_worker_iterator(self._coordinator, self._dataset)
             # Concrete, for the reason in `shards`; the iterators of all workers are alike.
             self._batch = tf.function(self._over_batch).get_concrete_function(iterator_spec(self._iterator))
 

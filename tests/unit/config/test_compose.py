@@ -97,6 +97,7 @@ def test_loggers_of_the_calling_process_stay_enabled(tmp_path, monkeypatch):
     monkeypatch.setattr(run_process, "execute", lambda *arguments, **options: ExitCode.DONE)
     hydra_app.run(0.0)
     assert not logger.disabled
+    assert logger.isEnabledFor(logging.WARNING)  # what a model warns of is in the log
 
 
 class Recorder(Callback):
