@@ -30,6 +30,7 @@ _LISTED = 1000  # different unknown words that are remembered
 _WARNED = 5  # features with a line of their own
 _FACTORS = (100, 0.01, 1000, 0.001)  # between units that people confuse
 _NEARLY_ALL = 0.99
+_ROUNDING = 1e-6  # of a range: float32 and a factor move its ends
 
 
 @dataclass
@@ -71,9 +72,11 @@ class Differences:
 
 
 def training_record(rows: PreparedRows, features: Mapping[str, Feature], label: str | None) -> dict[str, Any]:
-    """What run.json has of the training rows: by feature the share of words without an id, or range and missing values.
+    """What run.json has of the training rows: by feature the share of words without an id, or the range of numbers and
+    the share of missing ones.
 
     Args:
+      features: with labels that are numbers, which have a range, too.
       label: the column with class numbers; None for none.
     """
     record: dict[str, Any] = {}
@@ -81,7 +84,8 @@ def training_record(rows: PreparedRows, features: Mapping[str, Feature], label: 
         if features[name].vocabulary is not None:
             record[name] = {"unknown_share": counted.unknown / max(1, counted.num_values)}
         elif counted.num_values:
-            record[name] = {"least": counted.least, "most": counted.most, "missing": counted.missing}
+            missing_share = counted.missing / (counted.num_values + counted.missing)
+            record[name] = {"least": counted.least, "most": counted.most, "missing_share": missing_share}
     classes = {} if label is None else {"classes": sorted(_classes(rows, label))}
     return {"features": record, **classes}
 
@@ -172,8 +176,10 @@ def _text(feature: Feature, counted: _Counted, known: Mapping[str, Any], *, is_s
     if "least" not in known:
         return None
     num_rows = total + counted.missing
-    if not known["missing"] and exceeds(counted.missing, num_rows, 0.0):
-        return f"{_share(counted.missing, num_rows)} are missing, and none was in the training"
+    usual = known.get("missing_share", 0.0)
+    if exceeds(counted.missing, num_rows, usual):
+        before = f"{usual:.1%} were" if usual else "none was"
+        return f"{_share(counted.missing, num_rows)} are missing, and {before} in the training"
     span = f"the training's range from {known['least']:g} to {known['most']:g}"
     if exceeds(counted.outside, total, 0.0):
         text = f"{_share(counted.outside, total)} lie outside of {span}, such as {counted.example:g}"
@@ -187,11 +193,18 @@ def _too_small(feature: Feature, counted: _Counted, known: Mapping[str, Any], sp
     are_low = counted.low >= _NEARLY_ALL * counted.num_values and num_bins > 1
     if not are_low or counted.num_values * math.log(num_bins) < -math.log(_CHANCE) or counted.most <= 0:
         return None
+    least, most = _rounded(known)
     for factor in (100, 1000):
-        if known["most"] / 2 <= counted.most * factor <= known["most"] and counted.least * factor >= known["least"]:
+        if known["most"] / 2 <= counted.most * factor <= most and counted.least * factor >= least:
             text = f"all values lie from {counted.least:g} to {counted.most:g}, at the lower end of {span}"
             return f"{text}; multiplied by {factor} they would fill it: are they in another unit?"
     return None
+
+
+def _rounded(known: Mapping[str, Any]) -> tuple[float, float]:
+    """The ends of a range, where numbers that were multiplied still lie in it."""
+    slack = _ROUNDING * max(abs(known["least"]), abs(known["most"]))
+    return known["least"] - slack, known["most"] + slack
 
 
 def _unit(scaled: Mapping[float, int], outside: int) -> str:
@@ -326,6 +339,7 @@ def _add_numbers(counted: _Counted, values: np.ndarray, feature: Feature, known:
     counted.outside += len(outside)
     if len(outside) and counted.example is None:
         counted.example = float(outside[0])
+    least, most = _rounded(known)
     for factor in _FACTORS:
         scaled = outside * factor
-        counted.scaled[factor] += int(((scaled >= known["least"]) & (scaled <= known["most"])).sum())
+        counted.scaled[factor] += int(((scaled >= least) & (scaled <= most)).sum())

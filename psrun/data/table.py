@@ -341,6 +341,13 @@ class Table(ByNumber):
             self.warnings += (f"{WEIGHT}: every evaluation example has the weight 0, so its metrics mean nothing",)
         self._add_facts(mean_weight=mean)
 
+    def _labels_to_regress(self) -> dict[str, Feature]:
+        """The labels that are numbers, to compare them as features are."""
+        names = [name for name, task in self.label_tasks.items() if task == "regression"]
+        if self.task == "regression":
+            names.append(self._labels[0])
+        return {name: Feature((1,), tf.float32) for name in names}
+
     def _check_rows(
         self,
         prepared: PreparedSet,
@@ -353,19 +360,20 @@ class Table(ByNumber):
         """
         self._check_classes(prepared, evaluated)
         label = self._labels[0] if self.task in ("binary", "multiclass") else None
+        columns = {**self.features, **self._labels_to_regress()}
         compare = functools.partial(
-            later_data.differences, features=self.features, class_names=self.label_vocabulary, label=label
+            later_data.differences, features=columns, class_names=self.label_vocabulary, label=label
         )
         trained = recorded.get("trained_on")
         found = {}
         if trained is None:  # a new run, or one from before there was a record
-            trained = later_data.training_record(self._train, self.features, label)
+            trained = later_data.training_record(self._train, columns, label)
         elif self.rows_to_predict is None:
             found["training"] = compare(self._train, trained=trained, title="training rows")
         if self._evaluation is not None:
             rows = self.rows_to_predict
             if rows is not None and not rows.labeled:
-                compare = functools.partial(compare, label=None)
+                compare = functools.partial(compare, features=self.features, label=None)
             found["evaluation"] = compare(
                 self._evaluation,
                 trained=trained,

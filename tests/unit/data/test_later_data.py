@@ -129,6 +129,38 @@ def test_what_the_training_had_itself_is_usual(tmp_path):
     assert "(in the training 3" in warning
 
 
+def test_more_missing_numbers_than_in_the_training_are_named(tmp_path):
+    table_files.write(tmp_path / "train.parquet", rows(share=lambda share: None if 40 < share < 50 else share))
+    source = table(tmp_path)
+    again = rows(share=lambda share: None if 50 < share < 60 else share)
+    assert later((tmp_path, source), "alike", again).differences == ()
+    (warning,) = later((tmp_path, source), "fewer", rows(share=lambda share: None if share > 5 else share)).differences
+    assert "are missing, and " in warning
+    assert "% were in the training" in warning
+
+
+def test_labels_to_regress_have_a_range(tmp_path):
+    options = {"task": "regression", "num_classes": None, "label": "weight"}
+    for name, factor in (("train", 1.0), ("alike", 1.0), ("grams", 1000.0)):
+        weights = [0.5 + number * factor / 100 for number in range(NUM_ROWS)]
+        table_files.write(tmp_path / f"{name}.parquet", {**rows(), "weight": weights})
+    source = table(tmp_path, **options)
+    found = {}
+    for name in ("alike", "grams"):
+        path = str(tmp_path / f"{name}.parquet")
+        found[name] = table(tmp_path, source.facts, eval_path=path, **options).differences
+    assert found["alike"] == ()
+    (warning,) = found["grams"]
+    assert warning.startswith("evaluation rows: weight: 399 of 400 values (100%) lie outside of the training's range")
+
+
+def test_a_fraction_is_found_where_the_largest_is_rounded(tmp_path):
+    table_files.write(tmp_path / "train.parquet", rows(share=lambda share: share / 10))
+    source = table(tmp_path)
+    (warning,) = later((tmp_path, source), "hundredths", rows(share=lambda share: share / 1000)).differences
+    assert "multiplied by 100 they would fill it" in warning
+
+
 def test_a_run_that_goes_on_with_other_files_compares_its_training_rows(trained, tmp_path):
     _, source = trained
     table_files.write(tmp_path / "train.parquet", rows(plan=str.upper))
