@@ -192,7 +192,7 @@ def _inspect(
     _check_label(paths[0], layout, label)
     labels = () if label is None else (label,)
     looked = profiles.profile_files(paths, layout, cache=files.cache(), notation=notation, labels=labels)
-    guessed = proposals.propose(looked.values(), (label, weight), formats.index_columns(paths[0], layout))
+    guessed = proposals.propose(looked.values(), (label, weight), formats.index_columns(paths, layout))
     _check_marks(looked, guessed, label, layout)
     first = next(iter(looked.values()))
     if not first.num_rows:

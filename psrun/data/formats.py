@@ -257,19 +257,23 @@ def _parquet_rows(name: str, wanted: Sequence[str], layout: Layout) -> Iterator[
         yield from _numbered_batches(file.iter_batches(_ROWS_AT_ONCE, columns=list(wanted)))
 
 
-def index_columns(name: str, layout: Layout) -> tuple[str, ...]:
-    """The columns of a Parquet or Arrow file that its own metadata calls the index of a pandas DataFrame."""
-    if layout.format == "parquet":
-        with _data_errors(name), files.opened_anywhere(name) as stream:
-            metadata = parquet.read_schema(stream).metadata
-    elif layout.format == "arrow":
-        with _data_errors(name), files.opened_anywhere(name) as stream:
-            metadata = ipc.open_file(stream).schema.metadata
-    else:
-        return ()
-    described = json.loads((metadata or {}).get(b"pandas", b"{}"))
-    indexes = described.get("index_columns", ())
-    return tuple(each for each in indexes if isinstance(each, str))  # a range of numbers is no column
+def index_columns(names: Sequence[str], layout: Layout) -> set[str]:
+    """The columns of Parquet or Arrow files that the metadata of one of them calls the index of a pandas DataFrame."""
+    found: set[str] = set()
+    for name in names:
+        if layout.format == "parquet":
+            with _data_errors(name), files.opened_anywhere(name) as stream:
+                metadata = parquet.read_schema(stream).metadata
+        elif layout.format == "arrow":
+            with _data_errors(name), files.opened_anywhere(name) as stream:
+                metadata = ipc.open_file(stream).schema.metadata
+        else:
+            return set()
+        described = json.loads((metadata or {}).get(b"pandas", b"{}"))
+        for each in described.get("index_columns", ()):
+            if isinstance(each, str):  # a range of numbers is no column
+                found.add(each)
+    return found
 
 
 def _arrow_schema(name: str, layout: Layout) -> pa.Schema:

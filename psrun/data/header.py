@@ -28,7 +28,7 @@ def problems(options: Mapping[str, Any], features: Mapping[str, str]) -> list[Pr
       options: of the table.
       features: the names of features that other keys of the run need, by key.
     """
-    if "path" not in options or "label" not in options:
+    if options.get("path") is None or "label" not in options:
         return []
     if wrong := list(_no_texts(options)):
         return wrong
@@ -197,7 +197,9 @@ def _of_the_weight(
 
 
 def _no_such_column(key: str, column: str, known: Sequence[str], layout: Layout, name: str) -> Problem:
-    hint = text.delimiter_hint(name, layout, column)
+    hint = ""
+    if column.strip() not in [each.strip() for each in known]:  # else blanks, and no delimiter, are between names
+        hint = text.delimiter_hint(name, layout, column)
     hint = hint or text.header_hint(known, layout) or did_you_mean(column, known)
     return Problem(key, f"{name} has no column {column!r}.{hint}")
 

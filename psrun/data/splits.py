@@ -163,6 +163,8 @@ def size_reason(spec: SplitSpec, facts: Mapping[str, Any], num_rows: int) -> str
             return f"one {what} is in {largest:,} rows, which stay on one side"
         if count * spec.fraction < _FEW:
             return f"there are {count:,} different {what}s, too few for the share that a hash chooses"
+    if spec.by == "last" and facts["num_different"] > num_rows / 2:
+        return f"there are {facts['num_different']:,} different values of {spec.user}, each with a row to hold out"
     return "other rows that it chose have no label, or are malformed"
 
 
@@ -298,7 +300,10 @@ class _ByHash(Split):
         return {**facts, "num_missing": missing, "spellings": _spellings(self._names)}
 
     def held_out(self, rows: Rows, first: int) -> np.ndarray:
-        batch = rows.batch if self.columns is None else rows.batch.select(list(self.columns))
+        batch = rows.batch
+        if self.columns is not None:
+            batch = batch.select(list(self.columns))
+            times.check_type(f"{KEY}.column", self.columns[0], batch.column(0).type)
         hashes = hash_of_rows(batch, self._spec.seed)
         if self.columns is None:
             self._counts.add(hashes)
@@ -382,8 +387,9 @@ class _ByTime(Split):
         return _Boundary(place.whole, place.fraction, {**facts, **found})
 
     def held_out(self, rows: Rows, first: int) -> np.ndarray:
+        boundary = self._found  # checks the column
         found = times.read(rows.batch.column(self.columns[0]), self._spec.time_format)
-        return found.since(self._found.whole, self._found.fraction)
+        return found.since(boundary.whole, boundary.fraction)
 
 
 @dataclass(frozen=True)

@@ -635,7 +635,7 @@ class _Guess:
             raise ConfigError([Problem("data.features", message)])
         if task is not None:
             self._check_label(self.labels[0], task)
-        indexes = formats.index_columns(self.names[0], self.layout)
+        indexes = formats.index_columns(self.names, self.layout)
         proposed = proposals.propose(self._profiles.values(), (*self.labels, self.weight), indexes)
         used = [each.profile.column for each in proposed.values() if each.feature is not None]
         decimal_marks.check(self._profiles, used, self.layout)

@@ -192,6 +192,12 @@ def test_an_index_is_no_feature_unless_it_is_named(tmp_path, name, metadata):
     assert table(path, label=name).task == "regression"
 
 
+def test_an_index_of_the_second_file_is_no_feature(tmp_path):
+    with_index(tmp_path / "a.parquet", "passenger", b"{}")
+    with_index(tmp_path / "b.parquet", "passenger", b'{"index_columns": ["passenger"]}')
+    assert set(table(tmp_path / "*.parquet").features) == {"x"}
+
+
 def test_a_count_as_binary_label_is_found_before_its_rows_are_read(tmp_path):
     path = write(tmp_path / "rows.csv", {"x": [0.5, 1.5] * 300, "label": [*range(600)]})
     with pytest.raises(ConfigError, match=r"data\.task: .*label has 600 different numbers: data\.task=regression"):

@@ -82,6 +82,14 @@ def test_a_feature_that_is_no_column_has_the_name_of_the_configuration(tmp_path)
     assert keys_of_problems(path, "evaluation.by=[City]", features=features) == ["evaluation.by[0]"]
 
 
+def test_a_name_with_a_blank_behind_it_is_meant_and_no_delimiter(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text("Age ,City\n1,2\n")
+    (problem,) = header.problems({"path": str(path), "label": "Age"}, {})
+    assert problem.message.endswith("has no column 'Age'. Did you mean 'Age '?")
+    assert header.problems({"path": None, "label": "Age"}, {}) == []
+
+
 @pytest.mark.parametrize("path", ["gs://bucket/table.csv", "s3://bucket/table-*.csv"])
 def test_files_of_an_object_store_are_left_to_the_table(path):
     assert keys_of_problems(path, "data.label=bought") == []

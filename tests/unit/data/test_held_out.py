@@ -354,6 +354,12 @@ def test_lists_are_no_users_and_no_times(tmp_path, key):
     assert str(error).startswith(f"data.split.{key}: {key} holds list<")
 
 
+@pytest.mark.parametrize("by", ["time", "group"])
+def test_lists_are_no_groups_and_no_times_of_a_split_by_time(tmp_path, by):
+    error = error_of(tmp_path / "a.parquet", {"column": pa.array([[1], [2]])}, by=by, column="column")
+    assert str(error).startswith("data.split.column: column holds list<")
+
+
 LAST = {
     "numbers": ([3, 1, 2, 9, 8], None),
     "ISO": ([f"2024-01-{day:02d}" for day in (3, 1, 2, 9, 8)], None),

@@ -109,6 +109,14 @@ def test_a_split_of_another_size_than_was_asked_for_says_so_and_why(tmp_path, ki
     assert expected in warning
 
 
+def test_a_row_for_each_user_is_the_reason_why_none_is_left_to_train_on(tmp_path):
+    path = write(tmp_path / "rows.csv", [(n, n, n, n % 2) for n in range(40)])
+    with pytest.raises(
+        ConfigError, match="none of 40 rows to train on: there are 40 different values of user, each with"
+    ):
+        table(path, split={"by": "last", "user": "user", "column": "when"})
+
+
 SPELLED = [("A ", 1), ("a", 2), ("b", 3), ("b", 4), ("a", 5), ("", 6)] * 20
 
 
