@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from pyarrow import types
 
 from psrun.data import notations
-from psrun.data.rows import Rows
+from psrun.data.rows import Rows, codes_of
 
 _INT64 = 2**63
 _FLOAT32 = float(np.finfo(np.float32).max)
@@ -321,7 +321,7 @@ def _numbers_once(array: pa.Array, spec: ColumnSpec) -> _Numbers:
     if not types.is_dictionary(array.type):
         return _numbers(array, spec)
     values, missing, wrong = _numbers(plain(array.dictionary), spec)
-    codes = array.indices.fill_null(len(values)).to_numpy(zero_copy_only=False)
+    codes = codes_of(array)
     return _Numbers(np.append(values, 0)[codes], np.append(missing, True)[codes], np.append(wrong, False)[codes])
 
 

@@ -14,7 +14,7 @@ from psrun.data import notations
 from psrun.data.columns import plain
 from psrun.data.contents import Nothing, content_of
 from psrun.data.notations import NO_NOTATION
-from psrun.data.rows import decoded
+from psrun.data.rows import codes_of, decoded
 
 _MOST_VALUES = 10_000  # different values of a column; a column with more is only compared with the label itself
 _HEAD = 1000  # rows that rule out most columns
@@ -71,8 +71,8 @@ class _Pairs(NamedTuple):
 
     def merged(self) -> _Pairs | None:
         """The different values; None if one has several labels, or there are too many."""
-        codes = _codes(self.values)
-        labels = _codes(self.labels)
+        codes = codes_of(self.values)
+        labels = codes_of(self.labels)
         places = np.full(int(codes.max()) + 1, -1)  # of each value, one of its places
         places[codes] = np.arange(len(codes))
         if (labels[places[codes]] != labels).any():
@@ -129,7 +129,7 @@ class _Column:
         if self.is_copy and len(counts) >= _COPIED:
             return True
         num_repeated = counts.sum() - len(counts)  # rows that have the label of an earlier row with their value
-        largest_share = np.bincount(_codes(self._pairs.labels), counts).max() / counts.sum()
+        largest_share = np.bincount(codes_of(self._pairs.labels), counts).max() / counts.sum()
         return num_repeated * math.log(largest_share) < math.log(_CHANCE)
 
 
@@ -146,12 +146,6 @@ def _is_unlabeled(labels: pa.Array) -> pa.BooleanArray:
     words = pc.utf8_lower(pc.utf8_trim_whitespace(labels))
     unsure = pc.is_in(words, pa.array(sorted(notations.UNSURE)))
     return pc.and_not(notations.is_missing(labels), unsure)
-
-
-def _codes(values: pa.Array) -> np.ndarray:
-    """A number for each value, equal for equal values."""
-    encoded = values if pa.types.is_dictionary(values.type) else values.dictionary_encode()
-    return encoded.indices.cast(pa.int64()).fill_null(len(encoded.dictionary)).to_numpy()
 
 
 def _equal(values: pa.Array, labels: pa.Array) -> bool:

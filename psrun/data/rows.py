@@ -81,3 +81,13 @@ class Rows:
 def decoded(column: pa.Array) -> pa.Array:
     """A column without a dictionary."""
     return column.dictionary_decode() if types.is_dictionary(column.type) else column
+
+
+def codes_of(column: pa.Array) -> np.ndarray:
+    """A number for each value: its place in the dictionary, or in the order of a column without one; the next for null.
+
+    Values have one number if the dictionary has each once.
+    """
+    encoded = column if types.is_dictionary(column.type) else column.dictionary_encode()
+    places = encoded.indices.cast(pa.int64())  # a narrower type need not hold the number for null
+    return places.fill_null(len(encoded.dictionary)).to_numpy()

@@ -22,7 +22,7 @@ from pyarrow import types
 from psrun.config import schema
 from psrun.data import contents, formats, times
 from psrun.data.columns import flattened, is_list, plain
-from psrun.data.rows import Layout, Rows
+from psrun.data.rows import Layout, Rows, codes_of
 from psrun.data.times import Times
 from psrun.errors import ConfigError, Problem
 
@@ -669,8 +669,7 @@ def _hash_of_column(name: str, column: pa.Array) -> np.ndarray:
     encoded = values if types.is_dictionary(values.type) else values.dictionary_encode()
     hashes = _mixed(_hash_of_texts(_texts(plain(encoded.dictionary)).fill_null("")) ^ salt)
     absent = _mixed(_hash_of_texts(pa.array([""])) ^ salt)
-    codes = encoded.indices.fill_null(len(hashes)).to_numpy(zero_copy_only=False)
-    return np.append(hashes, absent)[codes]
+    return np.append(hashes, absent)[codes_of(encoded)]
 
 
 def _hash_of_lists(lists: pa.Array, salt: np.uint64) -> np.ndarray:

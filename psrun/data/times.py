@@ -13,6 +13,7 @@ from pyarrow import types
 
 from psrun.data import notations
 from psrun.data.columns import is_list, plain
+from psrun.data.rows import codes_of
 from psrun.errors import ConfigError, DataError, Problem
 
 MISSING, NUMBER, TIME, ZONED, UNREADABLE = range(5)
@@ -70,8 +71,7 @@ def read(column: pa.Array, time_format: str | None) -> Times:
     if not types.is_dictionary(column.type):
         return _read(plain(column), time_format)
     known = _read(plain(column.dictionary), time_format)
-    codes = column.indices.fill_null(len(column.dictionary)).to_numpy(zero_copy_only=False)
-    whole, fraction, kinds = (np.append(part, 0)[codes] for part in known)
+    whole, fraction, kinds = (np.append(part, 0)[codes_of(column)] for part in known)
     return Times(whole, fraction, kinds.astype(np.int8))
 
 

@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from table_files import converted
 
-from psrun.data import columns, formats, profiles, proposals
+from psrun.data import columns, formats, profiles, proposals, splits
 from psrun.data.columns import ColumnSpec
 from psrun.data.commands import main
 from psrun.data.rows import Rows
@@ -135,3 +135,16 @@ def test_kept_columns_of_predictions_have_the_integers_of_the_file(tmp_path, fil
     for name, values in table.items():
         expected = [b"" if value is None else str(value).encode() for value in values.to_pylist()]
         assert converted(path, name, "string", "") == (expected, [])
+
+
+@pytest.mark.parametrize("kind", [pa.int8(), pa.uint8()])
+def test_a_dictionary_may_be_as_long_as_its_indices_can_count(kind):
+    count = 128 if kind == pa.int8() else 256
+    places = pa.array([count - 1, None, 0], kind)
+    numbers = pa.DictionaryArray.from_arrays(places, [str(number) for number in range(count)])
+    spec = ColumnSpec("x", "int64", default=-1)
+    piece = columns.convert(Rows(pa.record_batch({"x": numbers}), np.arange(3)), {"x": spec})
+    assert piece.batch.column("x").to_pylist() == [count - 1, -1, 0]
+    encoded = pa.record_batch({"x": numbers})
+    decoded = pa.record_batch({"x": numbers.dictionary_decode()})
+    assert splits.hash_of_rows(encoded).tolist() == splits.hash_of_rows(decoded).tolist()
