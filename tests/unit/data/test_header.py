@@ -13,6 +13,7 @@ from plain_config import plain_config
 from pyarrow import parquet
 
 from psrun.config import parse
+from psrun.data import header
 from psrun.errors import ConfigError
 
 COLUMNS = ("Age", "City", "day", "Bought", "Weight")
