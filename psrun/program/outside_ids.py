@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+import tensorflow as tf
 import tf_keras
 
 from psrun.data.source import Feature
+from psrun.errors import DataError
 from psrun.layers.adapter import AdaptedModel
 from psrun.tf_internals import keras
 from psrun.tf_internals.messages import outside_lookup
@@ -32,6 +35,18 @@ def message_in(error: str, network: tf_keras.Model, features: Mapping[str, Featu
     size = "" if num_rows is None else f" of {num_rows:,} rows (ids from 0 to {num_rows - 1:,})"
     shown = "an id" if number is None else f"the id {number}"
     return f"the layer {layer.name}{of_features} got {shown} outside of its table{size}"
+
+
+@contextlib.contextmanager
+def named(network: tf_keras.Model, features: Mapping[str, Feature]) -> Iterator[None]:
+    """Raises DataError for an id outside of a table of the network, in this process."""
+    try:
+        yield
+    except tf.errors.InvalidArgumentError as error:
+        message = message_in(str(error), network, features)
+        if message is None:
+            raise
+        raise DataError(message) from error
 
 
 def _layer(node: str, network: tf_keras.Model) -> Any:

@@ -53,6 +53,7 @@ class Chief:
         self.reporter = reporter
         self.pulse = Pulse()
         self.training: TrainingRun | None = None
+        self._program: Program | None = None
         self._cluster = run_config.cluster
         self._partitioner = run_config.partitioner
         self.topology = context.topology
@@ -124,6 +125,7 @@ class Chief:
             if run_config.data_service:
                 distribution = replace(distribution, data_service=self._dispatcher())
             program = build(run_config, source, distribution)
+            self._program = program
             build_state(program)
             if run_config.mode == "train":
                 check_arrays(source, program.checks)
@@ -144,7 +146,10 @@ class Chief:
         if topology is not None and cluster.has_server_processes:
             error = TaskLostError if cluster.started_elsewhere else ClusterError  # a supervisor restarts servers
             strategy.wait_for_servers(topology, within_s=cluster.connect_timeout_s, error=error)
-        with self._watched() as check_servers, failures.named(lambda: self.training, check_servers):
+        with (
+            self._watched() as check_servers,
+            failures.named(lambda: self.training, check_servers, lambda: self._program),
+        ):
             if self._reservation:
                 self._reservation.close()
             yield self._connect(cluster, self._partitioner, topology)

@@ -18,8 +18,8 @@ from psrun.config.schema import did_you_mean
 from psrun.data import labels, load
 from psrun.data.source import DataSource, evaluation_batches, reads_shards, task_of
 from psrun.errors import ConfigError, DataError, Problem
-from psrun.program import objective
-from psrun.program.batch_checks import BatchChecks, data_errors, evaluated
+from psrun.program import list_inputs, objective, outside_ids
+from psrun.program.batch_checks import BatchChecks, Place, check_spec, data_errors, evaluated
 from psrun.program.compiled_model import Program
 from psrun.program.evaluation_sizes import eval_batch_size, num_eval_batches
 from psrun.results.events import Reporter
@@ -222,9 +222,18 @@ def _here(run_config: RunConfig, loaded: load_model.LoadedModel) -> Batches:
     )
     batch_size = eval_batch_size(run_config)
     checks = BatchChecks(loaded.source, loaded.model, has_labels=False)
-    batches = evaluated(evaluation_batches(loaded.source, batch_size), batch_size, checks.checked)
-    with data_errors():
-        for features, label, *_ in batches:
+    raw = evaluation_batches(loaded.source, batch_size)
+    list_inputs.check_features(loaded.source.features, raw.element_spec)
+    check_spec(loaded.source, raw.element_spec)
+
+    def ready(batch: tuple[Any, ...], place: Place) -> tuple[Any, Any]:
+        features, label, *_ = checks.checked(batch, place)
+        features = list_inputs.ragged(features)
+        declared = loaded.source.features
+        return {name: tf.cast(features[name], feature.dtype) for name, feature in declared.items()}, label
+
+    with data_errors(), outside_ids.named(loaded.model.network, loaded.source.features):
+        for features, label in evaluated(raw, batch_size, ready):
             label = label if to_class_numbers is None else to_class_numbers(label)
             yield tf.nest.map_structure(_array, (label, predict(features)))
 

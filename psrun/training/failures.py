@@ -21,6 +21,7 @@ from psrun.errors import (
 )
 from psrun.optimizers import rows
 from psrun.program import batch_checks, outside_ids
+from psrun.program.compiled_model import Program
 from psrun.tf_internals.messages import LOGGER, cancelled, data_ended, gave_up_for, gist, task_in, task_lost
 from psrun.training.loop import TrainingRun
 
@@ -48,13 +49,16 @@ class _WorkersErrors(logging.Handler):
 
 @contextmanager
 def named(
-    current: Callable[[], TrainingRun | None], check_servers: Callable[[], None] = lambda: None
+    current: Callable[[], TrainingRun | None],
+    check_servers: Callable[[], None] = lambda: None,
+    built: Callable[[], Program | None] = lambda: None,
 ) -> Iterator[None]:
     """Raises TensorFlow's errors as psrun's.
 
     Args:
       current: the training, once there is one.
       check_servers: raises TaskLostError if a parameter server was restarted, independently of TensorFlow's error.
+      built: the program, once there is one.
 
     Raises:
       TaskLostError: a parameter server was lost.
@@ -78,7 +82,7 @@ def named(
             task = task_in(str(error))
             raise TaskLostError(f"{task or 'a task'} was lost: {gist(str(error))}", task=task) from error
         cause = logged.cause(str(error))
-        raise _reason(error, cause, run) from error
+        raise _reason(error, cause, run, built()) from error
     except Exception as error:
         inner = error.__context__  # AutoGraph raises another error in place of one that was raised in a trace
         while inner is not None and not isinstance(inner, PsrunError):
@@ -90,7 +94,7 @@ def named(
         logger.removeHandler(logged)
 
 
-def _reason(error: tf.errors.OpError, cause: str, run: TrainingRun | None) -> PsrunError:
+def _reason(error: tf.errors.OpError, cause: str, run: TrainingRun | None, program: Program | None) -> PsrunError:
     """psrun's error for one of a step, whose first cause has the text `cause`."""
     if data_ended(gist(cause)) and run is not None:
         return DataExhaustedError.at(run.program.iterations, run.monitor.planned)
@@ -103,8 +107,7 @@ def _reason(error: tf.errors.OpError, cause: str, run: TrainingRun | None) -> Ps
     if rows.NOT_FINITE in cause:
         message = f"{gist(cause)}; try a smaller optimizer.learning_rate, and check the data"
         return NonFiniteLossError(message)
-    if run is not None:
-        program = run.program
+    if program is not None:
         outside = outside_ids.message_in(cause, program.network, program.source.features)
         if outside is not None:
             return TrainingError(f"a step failed: {outside}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from wrong_data import BAD_ROW, LAYER
 
-from psrun.errors import DataError, TrainingError
+from psrun.errors import ConfigError, DataError, TrainingError
 
 OWN = ("model=dense", "~model.hidden_units", "model._target_=wrong_data.model", "~data.num_train_examples",
        "~data.num_eval_examples", "~data.noise", "~data.num_features", "data.global_batch_size=16",
@@ -68,6 +68,19 @@ def test_a_feature_that_is_not_a_number_ends_evaluations_and_predictions(train, 
         predict(folder, *given)
     with pytest.raises(DataError, match=expected):
         train(*given)
+
+
+def test_predictions_take_and_refuse_what_a_training_does(train, predict, evaluate):
+    _, folder = train(*OWN, *of("Arrays"), NONE)
+    predict(folder, *OWN, *of("Streams", x_type="float64", part="evaluation"), NONE)
+    with pytest.raises(ConfigError, match="Streams: the feature x is string in the batches, but declared as float32"):
+        predict(folder, *OWN, *of("Streams", x_type="S", part="evaluation"), NONE)
+    outside = [*OWN, *of("Streams", wrong="item", value=2148, part="evaluation")]
+    expected = rf"{LAYER} \(feature item\) got the id 2148 outside of its table of 10 rows"
+    with pytest.raises(DataError, match=expected):
+        predict(folder, *outside, NONE)
+    with pytest.raises(TrainingError, match=expected):
+        evaluate(folder, *outside)
 
 
 def test_labels_that_are_booleans_are_trained_on_and_evaluated(train):

@@ -38,6 +38,7 @@ class Arrays(ArraySource):
       wrong: what is wrong in row `BAD_ROW` of `part`, label or the name of a feature; None: nothing.
       value: the wrong value.
       label_type: of NumPy; None: the usual one of the task.
+      x_type: of NumPy, of the feature x.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Arrays(ArraySource):
         num_classes: int = 1,
         nullable: bool = False,
         label_type: str | None = None,
+        x_type: str = "float32",
     ) -> None:
         parts = {"train": arrays(task, num_classes, NUM_TRAIN), "evaluation": arrays(task, num_classes, NUM_EVAL)}
         features, label = parts[part]
@@ -59,6 +61,7 @@ class Arrays(ArraySource):
             label[BAD_ROW] = value
         elif wrong is not None:
             features[wrong][BAD_ROW, 0] = value
+        features["x"] = features["x"].astype(x_type)
         parts[part] = (features, label)
         if label_type is not None:
             parts = {name: (features, label.astype(label_type)) for name, (features, label) in parts.items()}
