@@ -17,15 +17,16 @@ from typing import Any
 from psrun.errors import Problem
 
 _LOCK_EVERY_S = 0.05
+_ELSEWHERE = re.compile(r"://|^[A-Za-z][A-Za-z0-9+.-]*:[/\\]")
 _PATTERN = re.compile(r"[*?\[\]\\]")
 
 
 def not_on_disk(key: str, path: Any) -> Problem | None:
-    """The problem of a path with a scheme, such as gs://BUCKET, where psrun writes; None without one.
+    """The problem of a path with a scheme, such as gs://BUCKET, or a drive where psrun writes; None without one.
 
     Without this, it would be a folder `gs:` in the current folder.
     """
-    if not isinstance(path, str | Path) or "://" not in str(path):
+    if not isinstance(path, str | Path) or not _ELSEWHERE.search(str(path)):
         return None
     return Problem(key, f"is {str(path)!r}, must be a path on a mounted disk")
 

@@ -93,7 +93,7 @@ def build_state(program: Program) -> None:
 
 
 def _check_states(program: Program) -> None:
-    """Raises ConfigError if several workers or replicas would share the states that a layer keeps."""
+    """Raises ConfigError if several workers, replicas or an export would share the states that a layer keeps."""
     distribution = program.distribution
     together = distribution.num_workers * distribution.strategy.num_replicas_in_sync
     layer = program.network.layer_with_state if isinstance(program.network, AdaptedModel) else None
@@ -103,3 +103,9 @@ def _check_states(program: Program) -> None:
             "mix the states of their batches; set cluster.num_workers=1 and one replica, or stateful=False"
         )
         raise ConfigError([Problem("model", message)])
+    if layer is not None and program.config.export.at_end and program.config.mode == "train":
+        message = (
+            f"is true, but {layer} keeps its state from batch to batch (stateful=True), for batches of one size, and "
+            "exports take any: set it to false, or stateful=False"
+        )
+        raise ConfigError([Problem("export.at_end", message)])

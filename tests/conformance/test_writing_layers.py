@@ -88,6 +88,7 @@ def test_states_are_those_of_the_checkpoint_in_a_resumed_run(train):
         ("counting", "keras", NONE, "model: .*calls is assigned in a call, but is no weight"),
         ("float8", "keras", NONE, "model: .* is replaced by its gradient"),
         ("lstm", "keras", SHARDS, "model: lstm keeps its state"),
+        ("lstm", "keras", (*NONE, "export.at_end=true"), "export.at_end: .* lstm keeps its state"),
         ("own", "tf_keras", ("cluster=inprocess", "cluster.replicas_per_worker=2"), "model: .* several replicas"),
         ("lstm", "tf_keras", SHARDS, "model: .*Stateful RNNs"),
         ("own", "keras", ("cluster=none", "consistency=simulated"), "consistency: .* projected.*/kernel"),

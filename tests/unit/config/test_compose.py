@@ -232,6 +232,8 @@ def test_fields_of_hydra_in_the_help_are_filled(monkeypatch, capsys):
     ("command", "key"),
     [
         (["hydra.run.dir=gs://bucket/run"], "hydra.run.dir"),
+        (["hydra.run.dir=gs:/bucket/run"], "hydra.run.dir"),
+        (["hydra.run.dir='C:\\run'"], "hydra.run.dir"),
         (["-m", "seed=1,2", "hydra.sweep.dir=s3://bucket/sweep"], "hydra.sweep.dir"),
         (["-m", "seed=1,2", "hydra.sweep.subdir='gs://bucket/${hydra.job.num}'"], "hydra.sweep.subdir"),
         (["predict.path=gs://bucket/predictions.csv"], "predict.path"),
