@@ -256,7 +256,7 @@ def _warnings(
 ) -> Iterator[str]:
     if header_hint:
         yield _of_command(header_hint).strip()
-    if label is not None and label.spellings:
+    if label is not None and label.kind == "strings" and label.spellings:
         yield spelling_warning(f"label {label.column}", label.spellings)
     yield from proposals.warnings(guessed, notation)
     if note := proposals.index_note(guessed):

@@ -548,6 +548,8 @@ def _parsed(
         merged = encoded.dictionary
         sums = np.bincount(encoded.indices.to_numpy(), counts).astype(np.int64)
     facts = {**_counted(merged, sums, factor, most=most), **_ranged(range, merged, sums)}
+    if len(merged) < len(numbers) <= _SPELLINGS and texts is not None and factor == 1:
+        facts["spellings"] = tuple(spellings(texts.unique()))
     if texts is not None and "values" in facts:
         listed = _counted(texts, counts, factor, most=LISTED)
         facts |= {"values": listed["values"], "counts": listed["counts"]}
@@ -590,8 +592,9 @@ def _ranged(range: _Range, values: pa.Array, counts: np.ndarray) -> dict[str, An
 
 
 def spellings(words: pa.StringArray) -> Iterator[tuple[str, ...]]:
-    """Words that differ only in case and in blanks around them."""
-    alike = pc.utf8_lower(pc.utf8_trim_whitespace(words)).dictionary_encode()
+    """Words that differ only in case, in blanks around them, and in decimals of zero (5 and 5.0)."""
+    alike = pc.utf8_lower(pc.utf8_trim_whitespace(words))
+    alike = pc.replace_substring_regex(alike, r"^([+-]?[0-9]+)\.0*$", r"\1").dictionary_encode()
     if len(alike.dictionary) == len(words):
         return
     codes = alike.indices.to_numpy()
@@ -603,4 +606,7 @@ def spellings(words: pa.StringArray) -> Iterator[tuple[str, ...]]:
 def spelling_warning(name: str, groups: Sequence[Sequence[str]]) -> str:
     """What a user should know about words that are written in several ways."""
     shown = ", ".join(" = ".join(map(repr, words[:3])) for words in groups[:3])
-    return f"{name} has values that differ only in case or blanks, and count as different: {shown}"
+    how = "case or blanks"
+    if any(len({word.strip().lower() for word in words}) > 1 for words in groups):
+        how = "case, blanks or decimals of zero"
+    return f"{name} has values that differ only in {how}, and count as different: {shown}"

@@ -25,7 +25,8 @@ _COUNTED = 200_000  # different values that are counted exactly; above, a sample
 _COUNTED_BYTES = 1 << 24
 _PENDING = 1 << 16  # values of blocks that are merged together
 _KEPT_BYTES = 1 << 29  # of rows, between the guess and the preparation
-_VERSION = 9
+_LOOKED = 16  # files of which the first rows are looked at
+_VERSION = 10
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Profile:
       values, counts: values by falling number of occurrences. Beyond 1,000, those that occur once are missing, and of
         more than 100,000 all but the most frequent ones.
       examples: the first values, as text.
-      spellings: words that are written in several ways, such as ("yes", "Yes ").
+      spellings: words that are written in several ways, such as ("yes", "Yes "), and numbers such as ("5", "5.0").
       is_index: whether the values count the rows.
       mean_words: of strings, in the mean of the different values.
       decides: labels of which each value of the column has one, and not by chance.
@@ -170,21 +171,24 @@ def profile_files(
     return profiles
 
 
-def profile_first_rows(name: str, layout: Layout) -> dict[str, Profile]:
-    """The profile of each column over the first rows of a file; empty if it has none.
+def profile_first_rows(names: Sequence[str], layout: Layout) -> dict[str, Profile]:
+    """The profile of each column over the first rows of the first files.
+
+    Of text these are up to 16 files; of other formats it is one, since the types of the others may differ.
 
     Raises:
-      DataError: the file cannot be read.
+      DataError: a file cannot be read, or has other columns than the first.
     """
-    columns = formats.suggestions(name, layout)
-    for rows in formats.rows(name, columns, layout):
-        found = {}
-        for column in columns:
-            profiler = Profiler(column)
+    columns = formats.suggestions(names[0], layout)
+    profilers = {column: Profiler(column) for column in columns}
+    for name in names[: _LOOKED if layout.is_text else 1]:
+        formats.check_columns(name, layout, names[0], columns)
+        rows = next(formats.rows(name, columns, layout), None)
+        if rows is None:
+            continue
+        for column, profiler in profilers.items():
             profiler.add(rows.batch.column(column), rows.places)
-            found[column] = profiler.profile()
-        return found
-    return {}
+    return {column: profiler.profile() for column, profiler in profilers.items()}
 
 
 def _profiled(

@@ -179,7 +179,7 @@ def warnings(proposals: Mapping[str, Proposal], notation: Notation = NO_NOTATION
     else:
         yield from _unread(proposals, notation)
     for name, each in proposals.items():
-        if each.feature is not None and each.profile.spellings:
+        if each.feature is not None and each.feature.dtype == "string" and each.profile.spellings:
             yield spelling_warning(name, each.profile.spellings)
         if each.feature is not None and each.feature.dtype == "string" and _looks_like_lists(each.profile):
             example = str(each.profile.values[0] if each.profile.values else each.profile.examples[0])[:40]

@@ -562,7 +562,7 @@ class _Guess:
             return label_guess.Label("binary")
         decimal_marks.check(self._profiles, [label], self.layout)
         profile = self._profiles[label]
-        if profile.spellings:
+        if profile.kind == "strings" and profile.spellings:
             self.warnings += (contents.spelling_warning(f"label {label}", profile.spellings),)
         return label_guess.guess(profile, task=task, num_classes=num_classes)
 
@@ -576,7 +576,7 @@ class _Guess:
     def check_numbers(self, specs: Mapping[str, ColumnSpec], recorded: Mapping[str, Any]) -> None:
         """Checks the columns that a new run reads as plain numbers.
 
-        Of a configuration that describes all of them, the first rows of the first file decide whether to look at all.
+        Of a configuration that describes all of them, the first rows of the files decide whether to look at all.
 
         Raises:
           ConfigError: a column has two readings, or a binary label many numbers.
@@ -587,7 +587,7 @@ class _Guess:
             self._check_numbers(self._profiles, specs)
             return
         try:
-            self._check_numbers(profiles.profile_first_rows(self.names[0], self.layout), specs)
+            self._check_numbers(profiles.profile_first_rows(self.names, self.layout), specs)
         except ConfigError:
             self._check_numbers(self._profiles, specs)
 

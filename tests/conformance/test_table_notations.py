@@ -74,6 +74,13 @@ def test_described_numbers_of_two_readings_ask_too(tmp_path, row, options, colum
     assert source.num_train_examples == 19
 
 
+def test_a_decimal_comma_in_the_second_file_asks_for_described_numbers_too(tmp_path):
+    text(tmp_path / "a.csv", "x;y;label", *(f"{n};{n}.775;{n}" for n in range(1, 20)))
+    text(tmp_path / "b.csv", "x;y;label", *(f"{n},5;{n}.775;{n}" for n in range(1, 20)))
+    with pytest.raises(ConfigError, match=r"is needed for column 'y': .* '1,5' in column 'x' speaks for the comma"):
+        table(tmp_path / "*.csv", delimiter=";", features={"y": {}}, task="regression")
+
+
 def test_a_count_is_no_binary_label_of_described_features(tmp_path):
     path = text(tmp_path / "rows.csv", "x,label", *(f"{n % 7},{n}" for n in range(40)))
     with pytest.raises(

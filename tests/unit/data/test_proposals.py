@@ -231,6 +231,11 @@ def test_notes_and_warnings():
     assert list(proposals.warnings(found)) == [
         "x has values that differ only in case or blanks, and count as different: 'Yes ' = 'yes'"
     ]
+    numbers = ["5", "5.0", "7", "7"] * 20
+    (warning,) = proposals.warnings(proposed(numbers, column="user_id"))
+    how = "case, blanks or decimals of zero"
+    assert warning == f"user_id has values that differ only in {how}, and count as different: '5' = '5.0'"
+    assert list(proposals.warnings(proposed(numbers, column="price"))) == []
     (each,) = proposed([str(n) for n in range(50)] * 9 + ["n.k.", "n.k."]).values()
     assert each.note == "numbers, but for 'n.k.'"
     (warning,) = proposals.warnings(proposed(["a"] * 20))

@@ -128,6 +128,9 @@ def test_groups_and_users_and_labels_that_differ_only_in_case_or_blanks_get_a_wa
         source = table(path, split=by | column)
         assert f"data.split: user {alike}" in source.warnings[0]
         assert "; 20 rows without user are training examples" in source.notes[-1]
+    other = write(tmp_path / "other.csv", [("5" if n % 2 else "5.0", n, n, n % 3 % 2) for n in range(40)])
+    warning = table(other, split={"by": "last", "user": "user", "column": "when"}).warnings[0]
+    assert "user has values that differ only in case, blanks or decimals of zero" in warning
     source = table(path, label="user", task=None, split=None)
     assert source.num_classes == 3
     assert f"label user {alike}" in source.warnings
