@@ -152,12 +152,13 @@ def _check_words(profile: Profile, task: str | None) -> None:
 
 def readings(text: str) -> str:
     """The numbers that a text is with each decimal mark that fits it, in words."""
-    found = []
-    for mark in _KEYS:
+    by_number: dict[str, list[str]] = {}
+    for mark, key in _KEYS.items():
         unit = notations.units(pa.array([text]), mark)[0].as_py()
         if unit is not None:
             number = notations.numbers(pa.array([text]), mark, unit)[0].as_py()
-            found.append(f"{number:.15g} with {_KEYS[mark]}")
+            by_number.setdefault(f"{number:.15g}", []).append(key)
+    found = [f"{number} with {' or '.join(keys)}" for number, keys in by_number.items()]
     return f"{text!r} is {' and '.join(found)}"
 
 

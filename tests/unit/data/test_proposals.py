@@ -372,7 +372,7 @@ UNREAD_LABELS = {
     "both marks": (["3,385", "2,100"], {}, "data.decimal_mark", ["3385", "3.385"]),
     "the comma alone": (["3,385", "0,227"], {}, "data.decimal_mark", ["'3,385' is 3385", "3.385"]),
     "currency": (["$12", "$13"], {}, "data.decimal_mark", ["'$12' is 12"]),
-    "percent": (["27%", "30%"], {}, "data.decimal_mark", ["'27%' is 27"]),
+    "percent": (["27%", "30%"], {}, "data.decimal_mark", ["'27%' is 27 with data.decimal_mark=. or 'data"]),
     "blanks": (["1 000", "2 000"], {}, "data.decimal_mark", ["'1 000' is 1000"]),
     "parentheses": (["(12)", "13"], {}, "data.decimal_mark", ["'(12)' is -12"]),
     "two values": (["1,0", "0,0"], {}, "data.decimal_mark", ["'1,0' is 1"]),
