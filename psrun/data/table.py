@@ -167,7 +167,7 @@ class Table(ByNumber):
         reader = TableReader(header.columns_of(specs, layout, decimal_mark), layout, train[0], known, rows=guess.rows)
         _raise(*header.column_problems(reader.specs, names, weight, known, layout, train[0]))
         reader = reader.with_targets(targets, weight, decimal_mark)
-        guess.check_numbers(reader.specs, recorded)
+        guess.check_numbers(reader.specs, recorded, split_spec)
         prepared = _not_empty(reader.split(train, options, split_spec, recorded), train)
         self.rows_to_predict: RowsToPredict | None = None
         evaluated = None
@@ -573,7 +573,9 @@ class _Guess:
         if how := label_guess.how_read(self._profiles[label]):
             self.notes += (f"label {label}: {task}; {how}",)
 
-    def check_numbers(self, specs: Mapping[str, ColumnSpec], recorded: Mapping[str, Any]) -> None:
+    def check_numbers(
+        self, specs: Mapping[str, ColumnSpec], recorded: Mapping[str, Any], split: splits.SplitSpec
+    ) -> None:
         """Checks the columns that a new run reads as plain numbers.
 
         Of a configuration that describes all of them, the first rows of the files decide whether to look at all.
@@ -583,6 +585,7 @@ class _Guess:
         """
         if self.known is None or recorded:
             return
+        self._check_times(split)
         if "_profiles" in vars(self):
             self._check_numbers(self._profiles, specs)
             return
@@ -590,6 +593,21 @@ class _Guess:
             self._check_numbers(profiles.profile_first_rows(self.names, self.layout), specs)
         except ConfigError:
             self._check_numbers(self._profiles, specs)
+
+    def _check_times(self, split: splits.SplitSpec) -> None:
+        """Raises ConfigError if numbers by which a split orders rows have two readings: it reads plain ones."""
+        if split.by not in ("time", "last") or split.time_format is not None or not self.layout.is_text:
+            return
+        assert split.column is not None
+        looked = profiles.profile_first_rows(self.names, self.layout)
+        if self.notation.decimal_mark is None:
+            decimal_marks.check(looked, [split.column], self.layout)
+        text = looked[split.column].two_ways
+        if self.notation.decimal_mark == "," and text is not None:
+            message = (
+                f"{split.column} has {text!r}, which a split reads with a decimal point; write it without separators"
+            )
+            raise ConfigError([Problem(f"{splits.KEY}.column", message)])
 
     def _check_numbers(self, looked: Mapping[str, profiles.Profile], specs: Mapping[str, ColumnSpec]) -> None:
         for spec in specs.values():

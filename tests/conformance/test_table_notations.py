@@ -74,6 +74,19 @@ def test_described_numbers_of_two_readings_ask_too(tmp_path, row, options, colum
     assert source.num_train_examples == 19
 
 
+def test_a_split_by_numbers_of_two_readings_asks(tmp_path):
+    path = text(tmp_path / "rows.csv", "x;when;label", *(f"{n},5;{n}.775;{n % 2}" for n in range(1, 20)))
+    options = {"delimiter": ";", "split": {"by": "time", "column": "when"}, "task": "binary"}
+    features = {"x": {"dtype": "string"}}
+    with pytest.raises(ConfigError, match=r"data\.decimal_mark: is needed for column 'when'"):
+        table(path, features=features, **options)
+    with pytest.raises(
+        ConfigError, match=r"data\.split\.column: when has '1\.775', which a split reads with a decimal p"
+    ):
+        table(path, features=features, decimal_mark=",", **options)
+    assert table(path, features=features, decimal_mark=".", **options).num_eval_examples == 2
+
+
 def test_a_decimal_comma_in_the_second_file_asks_for_described_numbers_too(tmp_path):
     text(tmp_path / "a.csv", "x;y;label", *(f"{n};{n}.775;{n}" for n in range(1, 20)))
     text(tmp_path / "b.csv", "x;y;label", *(f"{n},5;{n}.775;{n}" for n in range(1, 20)))
