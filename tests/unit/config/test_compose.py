@@ -236,7 +236,6 @@ def test_fields_of_hydra_in_the_help_are_filled(monkeypatch, capsys):
         (["hydra.run.dir='C:\\run'"], "hydra.run.dir"),
         (["-m", "seed=1,2", "hydra.sweep.dir=s3://bucket/sweep"], "hydra.sweep.dir"),
         (["-m", "seed=1,2", "hydra.sweep.subdir='gs://bucket/${hydra.job.num}'"], "hydra.sweep.subdir"),
-        (["predict.path=gs://bucket/predictions.csv"], "predict.path"),
         (["report", "runs", "--html", "gs://bucket/page.html"], "--html"),
         (["report", "runs", "--csv", "gs://bucket/page.csv"], "--csv"),
         (["init", "file:///tmp/project"], "folder"),

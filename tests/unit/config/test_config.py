@@ -108,6 +108,11 @@ def test_modes_that_do_not_train_keep_what_a_training_cannot_have():
     assert run.optimizer.options["use_ema"] is True
 
 
+def test_predictions_are_not_written_to_an_object_store():
+    run = ("mode=predict", "resume=runs/a", "predict.path=gs://bucket/predictions.csv")
+    assert keys_of_problems(plain_config(*run)) == {"predict.path"}
+
+
 def test_a_run_of_before_has_the_default_consistency():
     assert parse.load({**raw_config(), "consistency": {"kind": "async"}}).consistency.facts == {"mode": "async"}
 
