@@ -358,7 +358,8 @@ class Table(ByNumber):
         """Checks classes, and compares the evaluation rows and, of a run that goes on, the training rows with those
         that the run was trained on.
         """
-        self._check_classes(prepared, evaluated)
+        if self.rows_to_predict is None:  # whose labels, if there are any, no metric uses
+            self._check_classes(prepared, evaluated)
         label = self._labels[0] if self.task in ("binary", "multiclass") else None
         columns = {**self.features, **self._labels_to_regress()}
         compare = functools.partial(

@@ -20,8 +20,9 @@ RUN = [
     "model=dense", "~model.hidden_units", "model._target_=example_ids.model", "data._target_=example_ids.Numbered",
     "~data.num_train_examples", "~data.noise", "~data.num_features", f"data.num_eval_examples={NUM_EXAMPLES}",
     "data.global_batch_size=20", "trainer.epochs=1", "trainer.steps_per_epoch=10", "optimizer=sgd",
-    "optimizer.learning_rate=0.000001", "evaluation=exact", "+data.num_users=500", "evaluation.user=user",
+    "optimizer.learning_rate=0.000001", "evaluation=exact",
 ]  # fmt: skip
+USERS = ["+data.num_users=500", "evaluation.user=user"]  # with metrics of lists
 
 
 def evaluating(cluster: Cluster, state: str = "evaluating") -> None:
@@ -44,7 +45,7 @@ def counted_once(cluster: Cluster) -> None:
 
 
 def test_a_parameter_server_is_lost_in_the_middle(start):
-    cluster = start("cluster=local", *RUN, PYTHONPATH=TESTS)
+    cluster = start("cluster=local", *RUN, *USERS, PYTHONPATH=TESTS)
     evaluating(cluster)
     cluster.kill("ps-0")
     assert cluster.end() == 0, cluster.stderr
@@ -53,7 +54,7 @@ def test_a_parameter_server_is_lost_in_the_middle(start):
 
 @pytest.mark.release
 def test_a_worker_is_cut_off_in_the_middle(tasks, network):
-    given = [*RUN, "trainer=fit", "cluster.heartbeat_timeout_s=6", "cluster.connect_timeout_s=30"]
+    given = [*RUN, *USERS, "trainer=fit", "cluster.heartbeat_timeout_s=6", "cluster.connect_timeout_s=30"]
     for name in ("ps-0", "worker-0", "worker-1"):
         tasks(name, *given, PYTHONPATH=TESTS)
     chief = tasks("chief-0", *given, PYTHONPATH=TESTS)

@@ -186,6 +186,13 @@ def test_rows_to_predict_are_compared_without_their_malformed_rows(trained):
     assert warning.startswith(f"rows to predict: plan: {NUM_ROWS - malformed} of {NUM_ROWS - malformed} values")
 
 
+def test_labels_of_rows_to_predict_are_not_said_to_be_alike(trained):
+    columns = rows(label=lambda label: 1)
+    assert any("have the label 1" in text for text in later(trained, "alike", columns).warnings)
+    predicted = later(trained, "alike", columns, predicting=True)
+    assert not any("have the label 1" in text for text in predicted.warnings)
+
+
 def test_a_split_by_time_has_a_note_instead_of_a_warning(tmp_path):
     columns = rows()
     columns["share"] = [float(number) for number in range(NUM_ROWS)]
