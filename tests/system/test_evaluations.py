@@ -68,7 +68,8 @@ def test_a_worker_is_cut_off_in_the_middle(tasks, network):
 @pytest.fixture(scope="module")
 def trained_once(tmp_path_factory) -> Path:
     """The folder of a run that was trained with one process, on data that takes a while to evaluate."""
-    arguments = [*(each for each in RUN if not each.startswith("evaluation")), "evaluation=none"]
+    trained = [each for each in (*RUN, *USERS) if not each.startswith("evaluation")]
+    arguments = [*trained, "evaluation=none"]
     run = Cluster(tmp_path_factory.mktemp("trained"), "cluster=none", *arguments, PYTHONPATH=TESTS)
     try:
         assert run.end() == 0, run.stderr
