@@ -168,8 +168,8 @@ def test_readme_can_be_followed_in_a_new_folder(shell, tmp_path, whole):
     assert json.loads((runs / "RUN" / "run.json").read_text())["steps"]["applied"] == 8
     assert (tmp_path / "report.html").stat().st_size > 5e5
     statuses = [json.loads(file.read_text())["status"] for file in runs.glob("*/**/run.json")]
-    # RUN; the first run, two jobs of the sweep, the user's own model.
-    assert statuses == ["completed"] * (5 if whole else 1)
+    # RUN; the first run, two jobs of the sweep, 20 of the search, the user's own model.
+    assert statuses == ["completed"] * (25 if whole else 1)
 
     for name in ("A", "B"):
         shutil.copytree(runs / "RUN", runs / name)
