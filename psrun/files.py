@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from psrun.errors import Problem
+from psrun.errors import ConfigError, Problem
 
 _LOCK_EVERY_S = 0.05
 _ELSEWHERE = re.compile(r"://|^[A-Za-z][A-Za-z0-9+.-]*:[/\\]")
@@ -29,6 +29,13 @@ def not_on_disk(key: str, path: Any) -> Problem | None:
     if not isinstance(path, str | Path) or not _ELSEWHERE.search(str(path)):
         return None
     return Problem(key, f"is {str(path)!r}, must be a path on a mounted disk")
+
+
+def require_on_disk(key: str, path: Any) -> None:
+    """Raises ConfigError for a path that is `not_on_disk`."""
+    problem = not_on_disk(key, path)
+    if problem is not None:
+        raise ConfigError([problem])
 
 
 def on_disk(text: str) -> Path:

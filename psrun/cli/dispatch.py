@@ -48,18 +48,23 @@ def _no_command(word: str, others: Sequence[str]) -> str:
     """The message for a first argument that is no command."""
     keys = [each for each in others if "=" in each or each.startswith("-")]
     names = [each for each in others if each not in keys]
-    run = shlex.quote(names[0]) if names else "RUN"
+    resumed = f"resume={shlex.quote(names[0])}" if names else "resume=RUN"
     if word in _TRAINING:
-        return f"{word} is no command: psrun trains without one; write {_command(keys or ['model=NAME'])}"
+        command = _command(keys or ["model=NAME"])
+        return f"{word} is no command: psrun trains without one; write {command}"
     if word == "resume":
-        return f"resume is a key; write {_command([f'resume={run}', *keys])}"
+        command = _command([resumed, *keys])
+        return f"resume is a key; write {command}"
     if word in OF_A_RUN:
-        return f"{word} is a mode; write {_command([f'mode={word}', f'resume={run}', *keys])}"
+        command = _command([f"mode={word}", resumed, *keys])
+        return f"{word} is a mode; write {command}"
     if word in MODES:
-        return f"{word} is a mode; write {_command([f'mode={word}', *keys])}"
+        command = _command([f"mode={word}", *keys])
+        return f"{word} is a mode; write {command}"
     if word in groups.ONE_CHOICE:
         choice = names[0] if names else "NAME"
-        return f"{word} is a group; write {_command([f'{word}={choice}', *keys])}. psrun {word}=? lists its choices"
+        command = _command([f"{word}={choice}", *keys])
+        return f"{word} is a group; write {command}. psrun {word}=? lists its choices"
     guess = did_you_mean(word, COMMANDS)
     return f"unknown command '{word}'.{guess} A run takes GROUP=NAME and KEY=VALUE: see --help"
 

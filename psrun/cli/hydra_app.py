@@ -215,8 +215,7 @@ def _run(config: DictConfig, command_line: list[str], started_s: float) -> ExitC
     config.hydra.mode = RunMode.RUN
     config.hydra.output_subdir = None  # Hydra would write the files in place
     HydraConfig.instance().set_config(config)  # references in the folder need it
-    if problem := files.not_on_disk("hydra.run.dir", config.hydra.run.dir):
-        raise ConfigError([problem])
+    files.require_on_disk("hydra.run.dir", config.hydra.run.dir)
 
     def job(own: DictConfig) -> None:
         try:

@@ -296,12 +296,14 @@ class SearchLoop:
         pause = result.get("search") or {}
         epoch = self._rungs[len(values)]
         is_new = pause.get("state") in SEARCH_STATES and pause.get("epoch") == epoch
-        if not is_new or result.get("status") == "running":  # a job that was killed before its end pauses again
+        was_killed = result.get("status") == "running"
+        if not is_new or was_killed:  # a killed job pauses again
             return values
-        if value is not None and epoch is not None:  # the process was killed before it recorded the value
+        # The sweep was killed before it recorded the value. None: the value is undefined.
+        if value is not None and epoch is not None:
             assert job.number is not None
             sweep.reached(job.number, epoch, value)
-        return [*values, value]  # None: it is undefined
+        return [*values, value]
 
     def _has_gone_on(self, job: Job) -> bool:
         """Whether a job was continued after its pause and ended before the next one."""

@@ -187,8 +187,7 @@ def _begin(running: SweepRunner, config: DictConfig) -> SweepKeys:
     if not _is_basic(config.hydra.sweeper):
         message = "psrun has its own search, which can pause and resume jobs: sweep.search=tpe sweep.num_trials=20"
         raise ConfigError([Problem("hydra/sweeper", message)])
-    if problem := files.not_on_disk("hydra.sweep.dir", str(config.hydra.sweep.dir)):
-        raise ConfigError([problem])
+    files.require_on_disk("hydra.sweep.dir", str(config.hydra.sweep.dir))
     folder = Path(str(config.hydra.sweep.dir)).absolute()
     with read_write(config), open_dict(config):
         config.hydra.sweep.dir = str(folder)

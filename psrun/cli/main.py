@@ -32,9 +32,10 @@ def main() -> None:
     """Runs psrun on `sys.argv` and ends the process.
 
     Ctrl-C during the imports, which take a quarter of a second, ends the process as the signal does, without a
-    traceback. SIGTERM and SIGHUP end it by `_end` until a run or a command handles them: a scheduler starts a run that
-    it preempts so early again, too. The objects of the imports live as long as the process: garbage collection leaves
-    them out.
+    traceback. SIGTERM and SIGHUP end it by `_end` until a run or a command handles them. Its exit code makes a
+    scheduler start a run again that it preempts so early.
+
+    The objects of the imports live as long as the process: garbage collection leaves them out.
     """
     for signum in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(signum) is signal.SIG_DFL:  # else it is ignored, as by `nohup`

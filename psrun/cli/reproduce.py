@@ -102,8 +102,7 @@ def _positional(given: Sequence[str]) -> tuple[Path | None, list[str]]:
         raise ConfigError(problems)
     if not folders:
         return None, overrides
-    if problem := files.not_on_disk("FOLDER", folders[0]):
-        raise ConfigError([problem])
+    files.require_on_disk("FOLDER", folders[0])
     return Path(folders[0]), overrides
 
 

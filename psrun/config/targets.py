@@ -294,13 +294,10 @@ def parameters_of(name: str) -> dict[str, bool]:
 def checked_by(target: Target) -> str | None:
     """The dotted name in the attribute `checked_by` of a class; None without one. Does not import the class."""
     definition = _definition(target, [])
-    for statement in definition.body if isinstance(definition, ast.ClassDef) else ():
-        if not isinstance(statement, ast.Assign) or not isinstance(statement.value, ast.Constant):
-            continue
-        names = [name.id for name in statement.targets if isinstance(name, ast.Name)]
-        if "checked_by" in names:
-            return str(statement.value.value)
-    return None
+    if not isinstance(definition, ast.ClassDef):
+        return None
+    value = _assigned(definition.body, "checked_by")
+    return str(value.value) if isinstance(value, ast.Constant) else None
 
 
 def list_ends(target: Target) -> dict[str, Any]:
@@ -333,18 +330,25 @@ def _literal(target: Target, name: str, default: Any) -> Any:
     spec = _spec(target.name.rpartition(".")[0])
     if spec is None or spec.origin is None:
         return default
-    for statement in _parsed(Path(spec.origin)).body:
+    value = _assigned(_parsed(Path(spec.origin)).body, name)
+    if value is None:
+        return default
+    try:
+        return ast.literal_eval(value)
+    except ValueError as error:
+        message = f"{target.name}: {name} of its module must be a literal, which psrun reads without an import"
+        raise ConfigError([Problem(f"{target.key}._target_", message)]) from error
+
+
+def _assigned(statements: list[ast.stmt], name: str) -> ast.expr | None:
+    """The expression that the first assignment among statements gives a name; None without one."""
+    for statement in statements:
         if not isinstance(statement, ast.Assign):
             continue
         names = [each.id for each in statement.targets if isinstance(each, ast.Name)]
-        if name not in names:
-            continue
-        try:
-            return ast.literal_eval(statement.value)
-        except ValueError as error:
-            message = f"{target.name}: {name} of its module must be a literal, which psrun reads without an import"
-            raise ConfigError([Problem(f"{target.key}._target_", message)]) from error
-    return default
+        if name in names:
+            return statement.value
+    return None
 
 
 def names_in(module_name: str) -> frozenset[str]:

@@ -134,7 +134,7 @@ def numbers(text: pa.StringArray, decimal_mark: str | None = None, unit: str = "
 
 @functools.cache
 def _marked(decimal_mark: str, unit: str) -> str:
-    """A regular expression of a number with a unit, which is one of its own; empty for none."""
+    """A regular expression of a number with the unit `unit`; empty for no unit."""
     mark = re.escape(decimal_mark)
     thousands = {".": ",", ",": r"\."}[decimal_mark]
     exponent = "(?:[eE][+-]?[0-9]{1,2})?"

@@ -27,8 +27,8 @@ from psrun.data import digests, files, prepared_rows
 from psrun.data.columns import Column, Piece, is_list
 from psrun.data.prepared_rows import PreparedRows
 from psrun.data.statistics import Scale, Scaling
-from psrun.errors import ConfigError, DataError
-from psrun.files import alone, not_on_disk, write_atomic
+from psrun.errors import DataError
+from psrun.files import alone, require_on_disk, write_atomic
 
 _VERSION = 5
 _FIRST_BAD = 20  # of the malformed rows, remembered
@@ -136,9 +136,8 @@ def earlier(names: Sequence[str], contents: Contents, options: Options) -> Prepa
 
 
 def cache_folder(cache: str | None) -> Path:
-    """The folder of `data.cache`; the user's for None. Raises ConfigError if it is not a folder."""
-    if problem := not_on_disk("data.cache", cache):
-        raise ConfigError([problem])
+    """The folder of `data.cache`; the user's for None. Raises ConfigError if it is not on a disk."""
+    require_on_disk("data.cache", cache)
     return (Path(cache).expanduser() if cache else files.cache()).absolute()
 
 

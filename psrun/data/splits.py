@@ -317,7 +317,7 @@ class _ByHash(Split):
 
 
 class _Counts:
-    """How often each hash occurs; those that come after the first 65,536 different ones are not told apart."""
+    """The number of occurrences of each of the first 65,536 different hashes; all later ones share one number."""
 
     def __init__(self) -> None:
         self._hashes: np.ndarray = np.zeros(0, np.uint64)

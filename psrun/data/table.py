@@ -542,6 +542,10 @@ class _Guess:
             raise DataError(f"there is no row in {self.names[0]} to infer the features from")
         return looked
 
+    @functools.cached_property
+    def _first_rows(self) -> dict[str, profiles.Profile]:
+        return profiles.profile_first_rows(self.names, self.layout)
+
     def targets(
         self,
         task: Task | None,
@@ -591,7 +595,7 @@ class _Guess:
             self._check_numbers(self._profiles, specs)
             return
         try:
-            self._check_numbers(profiles.profile_first_rows(self.names, self.layout), specs)
+            self._check_numbers(self._first_rows, specs)
         except ConfigError:
             self._check_numbers(self._profiles, specs)
 
@@ -600,10 +604,9 @@ class _Guess:
         if split.by not in ("time", "last") or split.time_format is not None or not self.layout.is_text:
             return
         assert split.column is not None
-        looked = profiles.profile_first_rows(self.names, self.layout)
         if self.notation.decimal_mark is None:
-            decimal_marks.check(looked, [split.column], self.layout)
-        text = looked[split.column].two_ways
+            decimal_marks.check(self._first_rows, [split.column], self.layout)
+        text = self._first_rows[split.column].two_ways
         if self.notation.decimal_mark == "," and text is not None:
             message = (
                 f"{split.column} has {text!r}, which a split reads with a decimal point; write it without separators"

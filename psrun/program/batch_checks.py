@@ -32,7 +32,7 @@ _Check = Callable[[tf.Tensor], tf.Tensor]
 
 
 def message_in(error: str) -> str | None:
-    """What is wrong with the data, in the text of TensorFlow's error; None if the error is another one."""
+    """What is wrong with the data, in the text of TensorFlow's error; None for other errors."""
     found = _FOUND.search(error)
     if found is None:
         return None

@@ -190,6 +190,11 @@ class Program:
         return self.evaluation_dataset()
 
     @functools.cached_property
+    def measured_examples(self) -> tf.data.Dataset:
+        """`measured_dataset` of this process; made once, each iterator reads every example."""
+        return self.evaluation_examples if self.evaluation_keys is None else self.measured_dataset()
+
+    @functools.cached_property
     def evaluation_keys(self) -> evaluation_keys.EvaluationKeys | None:
         """By what metrics group the evaluation examples; None if none does. Raises ConfigError."""
         return evaluation_keys.make(self.config, self.ranking_metrics, self.source.features)

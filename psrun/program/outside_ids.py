@@ -18,7 +18,7 @@ from psrun.tf_internals.messages import outside_lookup
 
 
 def message_in(error: str, network: tf_keras.Model, features: Mapping[str, Feature]) -> str | None:
-    """The layer, its features and the id, in the text of TensorFlow's error; None if the error is another one.
+    """The layer, its features and the id, in the text of TensorFlow's error; None for other errors.
 
     Embedding layers of psrun report the id themselves.
     """

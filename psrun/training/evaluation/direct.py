@@ -27,7 +27,7 @@ class DirectEvaluation:
         self._network = program.network
         self._own = list(callbacks)
         self._num_batches = num_eval_batches(program.config, program.source)
-        self._dataset = program.measured_dataset()
+        self._dataset = program.measured_examples
         self._step = self._batch
         if not program.config.trainer.run_eagerly:
             # Traced now: a trace is sent to all workers under Python's GIL, and a hung worker would stop all threads.
