@@ -166,7 +166,8 @@ def user_modules() -> dict[str, Path]:
     """The imported modules that belong neither to Python, nor to an installed package, nor to psrun: name to file."""
     installed = _installed_folders()
     found = {}
-    for name, module in list(sys.modules.items()):
+    # A list of the items is built in Python's allocator, which may run code that imports: a copy is not.
+    for name, module in sys.modules.copy().items():
         file = _file_of(module)
         if file is None or not file.endswith(".py") or name.startswith(_NOT_MODULES):
             continue

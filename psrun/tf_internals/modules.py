@@ -39,7 +39,7 @@ def remove_generated_files() -> None:
     TensorFlow removes the modules when the interpreter exits, which `os._exit` skips, and never their bytecode
     (TensorFlow 2.21).
     """
-    specs = [module.__spec__ for name, module in [*sys.modules.items()] if name.startswith(_GENERATED)]
+    specs = [module.__spec__ for name, module in sys.modules.copy().items() if name.startswith(_GENERATED)]
     files = {file for spec in specs if spec is not None for file in (spec.origin, spec.cached) if file}
     for file in files:
         with contextlib.suppress(OSError):

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.metadata
 import os
 import re
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
 
 from psrun.results import provenance
 from psrun.results.provenance import WorkTree
+from psrun.tf_internals import modules
 
 
 @pytest.fixture
@@ -115,6 +118,28 @@ def test_modules_of_the_user_are_copied_as_a_place_on_the_path(tmp_path, monkeyp
         check=True,
     )
     assert Path(told.stdout.strip()) == tmp_path / "run" / copies["own_package.inner.part"]
+
+
+@pytest.mark.parametrize("read", [provenance.user_modules, modules.remove_generated_files])
+def test_an_import_while_modules_are_read_is_no_error(read, monkeypatch):
+    """Python 3.11 collects garbage while it makes a list of items, and what is collected may import."""
+    monkeypatch.setattr(sys, "modules", sys.modules.copy())
+    imported = []
+
+    def import_one_more(phase: str, info: dict) -> None:
+        name = f"imported_meanwhile_{len(imported)}"
+        imported.append(name)
+        sys.modules[name] = types.ModuleType(name)
+
+    threshold = gc.get_threshold()
+    gc.callbacks.append(import_one_more)
+    gc.set_threshold(1)
+    try:
+        read()
+    finally:
+        gc.set_threshold(*threshold)
+        gc.callbacks.remove(import_one_more)
+    assert imported
 
 
 def test_packages_are_those_that_python_knows():
