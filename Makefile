@@ -15,10 +15,10 @@ test:  ## the default tiers, two tests at a time
 	.venv/bin/pytest -n 2
 
 messages:  ## writes the golden files of message texts anew; review the diff
-	.venv/bin/pytest tests/contract -n 0 --snapshot-update
+	.venv/bin/pytest tests/*/contract -n 0 --snapshot-update
 
 coverage:  ## the share of lines of psrun that the unit tests run
-	.venv/bin/coverage run --source psrun -m pytest tests/unit
+	.venv/bin/coverage run --source psrun -m pytest tests/*/unit
 	.venv/bin/coverage report --skip-covered --sort=cover
 
 release-check:  ## before a release, beside .ci/run: the newest version of every extra, what repeats a test, mutants, a soak

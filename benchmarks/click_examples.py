@@ -6,7 +6,7 @@ import numpy as np
 
 NUM_FEATURES, NUM_NUMBERS = 26, 13
 HIDDEN_UNITS = (128, 64)
-DLRM_BOTTOM_UNITS, DLRM_TOP_UNITS = (64,), (64, 32)  # as `psrun.models.dlrm` has them
+DLRM_BOTTOM_UNITS, DLRM_TOP_UNITS = (64,), (64, 32)  # as `psrun.recsys.models.dlrm` has them
 NUM_EXAMPLES, NUM_EVAL_EXAMPLES = 65536, 16384
 LEARNING_RATE, EPSILON, INITIAL_ACCUMULATOR = 0.05, 1e-7, 0.1  # of Adagrad
 ADAM_RATE = 0.001

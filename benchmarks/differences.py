@@ -18,7 +18,7 @@ from statistics import mean, stdev
 from rich.console import Console
 from rich.table import Table
 
-from psrun.results.report import comparison, rows, runs
+from psrun.runs.report import comparison, rows, runs
 
 Configuration = tuple[tuple[str, str], ...]
 BySeed = dict[int, float]

@@ -2,8 +2,8 @@
 
     python benchmarks/flights_logistic.py
 
-Same rows, features, label and split in time as `psrun.data.flights`. The strength of the regularisation is chosen on
-the end of the training part; the test part is looked at once.
+Same rows, features, label and split in time as `psrun.recsys.data.flights`. The strength of the regularisation is
+chosen on the end of the training part; the test part is looked at once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sklearn.metrics import roc_auc_score
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
-from psrun.data import flights
+from psrun.recsys.data import flights
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -60,7 +60,7 @@ def _words(keras: Any, source: Any) -> Any:
 def _tables(keras: Any, source: Any) -> Any:
     """26 tables in a collection of psrun, and a multilayer perceptron."""
     if keras.__name__ == "keras":
-        from psrun.layers.keras3 import EmbeddingCollection
+        from psrun.keras3.layers import EmbeddingCollection
     else:
         from psrun.layers import EmbeddingCollection
     ids = [name for name, feature in source.features.items() if feature.dtype.is_integer]

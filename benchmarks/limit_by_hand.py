@@ -117,7 +117,7 @@ class Perceptron:
 
 
 class Dlrm:
-    """See `psrun.models.dlrm`, with its default layers."""
+    """See `psrun.recsys.models.dlrm`, with its default layers."""
 
     def __init__(self, dim: int) -> None:
         self._vectors = NUM_FEATURES + 1

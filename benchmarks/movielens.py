@@ -25,7 +25,7 @@ import scipy.sparse
 from rich.console import Console
 from rich.table import Table
 
-from psrun.metrics import ranking, retrieval
+from psrun.recsys.metrics import ranking, retrieval
 
 METRICS = ("recall@10", "ndcg@10")
 _NO_TOWERS = ["~model.query_features", "~model.hidden_units", "model.temperature=1"]

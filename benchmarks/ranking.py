@@ -28,9 +28,9 @@ from rich.console import Console
 from psrun.cluster.strategy import Distribution
 from psrun.config import parse
 from psrun.data import load
-from psrun.metrics import ranking, retrieval
-from psrun.program import pair_scores
 from psrun.program.build import build, build_state, start_afresh
+from psrun.recsys import pair_scores
+from psrun.recsys.metrics import ranking, retrieval
 from psrun.training.evaluation import modes
 
 USERS, ITEMS, DIM, SEEN, K = 6040, 3700, 32, 165, 10

@@ -22,7 +22,7 @@ Values = dict[str, dict[str, float | None]]  # by metric and user
 
 
 def psrun() -> Values:
-    from psrun.metrics import ranking
+    from psrun.recsys.metrics import ranking
 
     names = ("ndcg", "recall", "precision", "mrr", "map", "hit_rate")
 

@@ -74,7 +74,7 @@ def main() -> None:
 def write_files(folder: Path) -> None:
     from pyarrow import csv, parquet
 
-    from psrun.data import synthesis
+    from psrun.tables import synthesis
 
     synthesis.write(folder / "synthetic", synthesis.Recipe(NUM_ROWS, 0), num_files=1)
     (rows,) = (folder / "synthetic").glob("train-*")
@@ -136,8 +136,8 @@ def read_by_pyarrow(path: Path) -> list[Any]:
 
 def prepare(what: str, folder: Path) -> Callable[[Path], Any]:
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
-    from psrun.data.criteo import Criteo
-    from psrun.data.table import Table
+    from psrun.recsys.data.criteo import Criteo
+    from psrun.tables.table import Table
 
     def call(path: Path) -> Any:
         with tempfile.TemporaryDirectory(dir=folder) as cache:
@@ -156,7 +156,7 @@ def batches(folder: Path, seconds: float) -> dict[str, Callable[[], float]]:
     from psrun.closures.input_streams import DealtInput, Stream
     from psrun.cluster import strategy
     from psrun.config import choices
-    from psrun.data import criteo
+    from psrun.recsys.data import criteo
 
     cluster = choices.InProcess(
         "inprocess", num_workers=1, num_ps=1, num_data_workers=1, placement="greedy", isolate=False
@@ -213,7 +213,7 @@ def examples(rows: Any, single: Path) -> Callable[..., Any]:
     """Records of an example each."""
     import tensorflow as tf
 
-    from psrun.data.prepared_rows import TYPES
+    from psrun.tables.prepared_rows import TYPES
 
     specs = {name: tf.io.FixedLenFeature([column.width], TYPES[column.dtype]) for name, column in rows.columns.items()}
 

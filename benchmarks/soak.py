@@ -55,7 +55,7 @@ _STEPS = _EXAMPLES // _BATCH
 # The flights, with a file to be read before the batch 40: a named pipe that nobody writes to stalls the step.
 _STALLS = """
 import tensorflow as tf
-from psrun.data import flights
+from psrun.recsys.data import flights
 class Flights(flights.Flights):
     def train(self, *, batch_size, seed):
         def read(index, batch):

@@ -38,7 +38,7 @@ from sklearn.metrics import accuracy_score, r2_score, roc_auc_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, OrdinalEncoder, StandardScaler
 
-from psrun.data import formats, splits
+from psrun.tables import formats, splits
 
 _METRICS = {"binary": "val_auc", "multiclass": "val_accuracy"}
 _MAX_CATEGORIES = 255  # of HistGradientBoosting

@@ -40,7 +40,7 @@ class Model(torch.nn.Module):
 
 
 class Dlrm(torch.nn.Module):
-    """See `psrun.models.dlrm`, with its default layers."""
+    """See `psrun.recsys.models.dlrm`, with its default layers."""
 
     def __init__(self, rows: int, dim: int) -> None:
         super().__init__()

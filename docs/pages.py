@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 from psrun import errors
-from psrun.cli.completion import help_of, parts_of
 from psrun.cli.main import COMMANDS
+from psrun.runs.completion import help_of, parts_of
 
 ROOT = Path(__file__).parents[1]
 CONF = ROOT / "conf"

@@ -25,6 +25,8 @@ from support import IN_PROCESS, MODELS, REPOSITORY, TRAINING, environment, run_c
 from psrun import process
 from psrun.tf_internals import modules
 
+pytest_plugins = ["cluster_fixtures", "evaluation_fixtures", "messages"]
+
 for name in ("PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED"):
     os.environ.pop(name, None)  # commands have Python's defaults, as those of users
 process.prepare()

@@ -11,7 +11,7 @@ The faults are in tests/mutants/AREA.yaml, a list of
       file: psrun/launch/supervisor.py
       old: a text that is in the file once
       new: the text that has the fault
-      tests: [tests/simulation/test_supervisor.py]  # files, or tests of pytest
+      tests: [tests/core/simulation/test_supervisor.py]  # files, or tests of pytest
 
 Ends with 1 where a fault is not caught, a list does not fit the code, or tests fail without a fault.
 """

@@ -16,9 +16,9 @@ from psrun.data.lists import length_name
 from psrun.data.source import DataSource
 from psrun.errors import ExportError
 from psrun.files import is_pattern
-from psrun.program import interactions
-from psrun.program.pair_scores import ItemVectors, PairScores
 from psrun.program.zeros import zeros
+from psrun.recsys import interactions
+from psrun.recsys.pair_scores import ItemVectors, PairScores
 
 _ABOUT = "psrun.json"
 

@@ -10,13 +10,14 @@ from collections.abc import Sequence
 from rich.console import Console
 
 import psrun
-from psrun.cli import completion, hydra_app
+from psrun.cli import hydra_app
 from psrun.cli.main import COMMANDS
 from psrun.config import groups
 from psrun.config.run_config import MODES, OF_A_RUN
 from psrun.config.schema import did_you_mean
 from psrun.errors import ConfigError, ExitCode
 from psrun.roles import run_process
+from psrun.runs import completion
 
 _TRAINING = ("fit", "run", "train")  # words for what psrun does without a command
 

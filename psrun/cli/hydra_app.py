@@ -26,8 +26,8 @@ from psrun.config import advice, compose, groups, overrides, parse, resolvers, t
 from psrun.config import arguments as arguments_of_a_run
 from psrun.config.arguments import folder_of, key_of, unquoted
 from psrun.config.schema import did_you_mean
+from psrun.engines.slurm import allocation
 from psrun.errors import ConfigError, ExitCode, Problem, PsrunError
-from psrun.launch.slurm import allocation
 from psrun.results import recorded_config
 from psrun.results.run_folder import HYDRA, RunFolder, cannot_be_made
 from psrun.roles import run_process
@@ -56,7 +56,7 @@ def run(started_s: float) -> ExitCode:
     arguments_of_a_run.require_options_of_a_run(arguments, functools.partial(_key_instead, arguments))
     if arguments_of_a_run.are_of_a_sweep(arguments):
         # Imported here, as no other command needs the modules of sweeps: a sixth of its imports.
-        return importlib.import_module("psrun.cli.hydra_sweeps").run(arguments)
+        return importlib.import_module("psrun.runs.sweeps.hydra_sweeps").run(arguments)
     if any(key_of(each) == "sweep.search" for each in arguments):
         raise ConfigError([Problem("sweep.search", "searches by many runs; add -m")])
     folder = folder_of(arguments)

@@ -12,19 +12,19 @@ from psrun.errors import Interrupted
 
 COMMANDS = {
     "checkpoint": "psrun.checkpoint.commands",
-    "data": "psrun.data.commands",
-    "diff": "psrun.results.report.diff",
+    "data": "psrun.tables.commands",
+    "diff": "psrun.runs.report.diff",
     "init": "psrun.cli.init",
-    "list": "psrun.results.listing.commands",
-    "logs": "psrun.launch.logs",
+    "list": "psrun.runs.listing.commands",
+    "logs": "psrun.runs.logs",
     "mark": "psrun.results.mark",
     "note": "psrun.results.note",
-    "report": "psrun.results.report.commands",
-    "reproduce": "psrun.cli.reproduce",
-    "rm": "psrun.results.remove",
-    "stop": "psrun.launch.stop",
-    "submit": "psrun.cli.submit",
-    "watch": "psrun.results.watch.commands",
+    "report": "psrun.runs.report.commands",
+    "reproduce": "psrun.runs.reproduce",
+    "rm": "psrun.runs.remove",
+    "stop": "psrun.runs.stop",
+    "submit": "psrun.engines.submit",
+    "watch": "psrun.runs.watch.commands",
 }
 
 

@@ -19,7 +19,7 @@ from psrun.config.parse import RECORDED
 from psrun.errors import ConfigError, Problem
 from psrun.results import found, recorded_config, run_state
 from psrun.results.run_folder import CONFIG, HYDRA
-from psrun.results.sweep import RECORD as SWEEP
+from psrun.runs.sweeps.sweep import RECORD as SWEEP
 
 
 def compose(arguments: Sequence[str], folder: Path, *, into: Path | None = None) -> DictConfig:

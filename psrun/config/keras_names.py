@@ -15,7 +15,7 @@ from psrun.metrics import names as own_names
 BY_SHAPE = frozenset({"accuracy", "acc", "crossentropy", "ce"})
 # Parameters of every loss and metric; the configuration does not set them.
 CALLED_WITH = ("y_true", "y_pred")
-_RANKING = "psrun.metrics.ranking."
+_RANKING = "psrun.recsys.metrics.ranking."
 _NO_NAMES = frozenset(
     {"Loss", "MeanMetricWrapper", "Metric", "Reduction", "deserialize", "experimental", "get", "serialize"}
 )
@@ -39,7 +39,7 @@ def is_metric(name: str) -> bool:
 
 
 def names_of_lists(keys: ModelKeys) -> list[str]:
-    """The names, such as ndcg@10, or classes of `psrun.metrics.ranking`, of the metrics of lists in `model.metrics`."""
+    """The names, such as ndcg@10, or the classes of the metrics of lists in `model.metrics`."""
     nodes = [node.get("_target_") if isinstance(node, Mapping) else node for _, node in _metrics(keys.metrics)]
     classes = [str(node).removeprefix(_RANKING) for node in nodes if str(node).startswith(_RANKING)]
     return [*(str(node) for node in nodes if _parsed(node)), *classes]

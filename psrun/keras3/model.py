@@ -312,7 +312,7 @@ def _problems(layer: keras.Layer) -> Iterator[str]:
     if isinstance(layer, keras.layers.Embedding) and layer.input_dim > MAX_ROWS:
         yield (
             f"{layer.name} is a keras.layers.Embedding of {layer.input_dim:,} rows, more than {MAX_ROWS:,}; use "
-            f"psrun.layers.keras3.Embedding({layer.input_dim}, {layer.output_dim})"
+            f"psrun.keras3.layers.Embedding({layer.input_dim}, {layer.output_dim})"
         )
     for name, value in vars(layer).items():
         if name in _OF_COMPILE or name.startswith("_self_"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# Of lists by user (`psrun.metrics.ranking`).
+# Of lists by user (`psrun.recsys.metrics.ranking`).
 OF_ITEMS = ("coverage", "popularity")  # which need all items as candidates
 AT_K = ("hit_rate", "recall", "precision", "ndcg", "mrr", "map", *OF_ITEMS)
 GROUP_AUC = "gauc"

@@ -27,7 +27,6 @@ from psrun.data.source import (
     trains_by_number,
 )
 from psrun.errors import ConfigError, Problem
-from psrun.metrics.ranking import RankingMetric
 from psrun.models.model import Model
 from psrun.program import class_weights, evaluation_keys, list_inputs, lookups, objective
 from psrun.program.batch_checks import BatchChecks, Place, check_spec, evaluated, is_scanned
@@ -35,6 +34,7 @@ from psrun.program.evaluation_sizes import eval_batch_size
 from psrun.program.example_counter import ExamplesSeen
 from psrun.program.train_step import OwnTrainStep
 from psrun.program.zeros import spec_of, zeros
+from psrun.recsys.metrics.ranking import RankingMetric
 from psrun.tf_internals import optimizers
 from psrun.tf_internals.tracing import unconverted
 

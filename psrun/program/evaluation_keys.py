@@ -11,7 +11,7 @@ from psrun.config import advice
 from psrun.config.run_config import RunConfig
 from psrun.data.source import Feature
 from psrun.errors import ConfigError, Problem
-from psrun.metrics.ranking import RankingMetric
+from psrun.recsys.metrics.ranking import RankingMetric
 
 USER = "evaluation.user"
 ITEM = "evaluation.item"

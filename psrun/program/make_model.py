@@ -17,10 +17,10 @@ from psrun.config.run_config import RunConfig
 from psrun.data.source import DataSource, task_of
 from psrun.errors import ConfigError, Problem
 from psrun.layers.adapter import AdaptedModel
-from psrun.metrics.ranking import RankingMetric
 from psrun.models.model import ArgumentError, Model
 from psrun.program import keras3_models, objective
 from psrun.program.whole_variables import naming_cut_weights
+from psrun.recsys.metrics.ranking import RankingMetric
 
 
 def make_model(run: RunConfig, source: DataSource) -> Model:

@@ -16,9 +16,10 @@ from psrun.config.keras_names import BY_SHAPE
 from psrun.data.source import Task
 from psrun.errors import ConfigError, Problem
 from psrun.layers.adapter import AdaptedModel
-from psrun.metrics import counters, ranking
-from psrun.metrics.ranking import RankingMetric
+from psrun.metrics import counters
 from psrun.models.model import Model
+from psrun.recsys.metrics import ranking
+from psrun.recsys.metrics.ranking import RankingMetric
 from psrun.tf_internals import keras
 
 _BINARY_ACCURACY = ("accuracy", "acc", "binary_accuracy", "binaryaccuracy")

@@ -20,8 +20,9 @@ import psutil
 from psrun import process
 from psrun.config.arguments import quoted
 from psrun.config.topology import CHIEF, Task
+from psrun.engines import submitted
 from psrun.errors import ConfigError
-from psrun.results import reading, submitted, summary, task_files
+from psrun.results import reading, summary, task_files
 from psrun.results.events import Event, Progress
 from psrun.results.journal import METRICS, EventReader, event_of
 from psrun.results.run_folder import CONFIG, OVER, RESULT

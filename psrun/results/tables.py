@@ -36,7 +36,7 @@ def placement_table(placed: Sequence[Placed], title: str, *, most: int = 24) -> 
 
 
 def feature_table(rows: Sequence[Mapping[str, Any]], title: str) -> Group:
-    """One row per feature of a table of examples, as from `psrun.data.proposals.Proposal.row`; notes under examples."""
+    """One row per feature of a table of examples; notes under examples."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     every = ("feature", "dtype", "ids", "values", "missing", "examples")
     keys = [key for key in every if key == "examples" or any(row[key] for row in rows)]

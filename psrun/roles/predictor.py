@@ -22,9 +22,9 @@ from psrun.program import list_inputs, objective, outside_ids
 from psrun.program.batch_checks import BatchChecks, Place, check_spec, data_errors, evaluated
 from psrun.program.compiled_model import Program
 from psrun.program.evaluation_sizes import eval_batch_size, num_eval_batches
+from psrun.recsys import recommender
 from psrun.results.events import Reporter
 from psrun.results.run_folder import RunFolder
-from psrun.roles import recommender
 from psrun.roles.chief import Chief
 from psrun.roles.evaluation import report_differences, saved_program
 from psrun.roles.task_context import TaskContext

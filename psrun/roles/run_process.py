@@ -23,9 +23,9 @@ from psrun.cluster import isolation
 from psrun.config import choices, parse, targets
 from psrun.config.run_config import RunConfig
 from psrun.config.topology import CHIEF
+from psrun.engines.slurm import allocation
+from psrun.engines.slurm.allocation import EXIT_SIGNAL
 from psrun.errors import CANNOT_GROW, ConfigError, ExitCode, Interrupted, PsrunError, RunFolderError
-from psrun.launch.slurm import allocation
-from psrun.launch.slurm.allocation import EXIT_SIGNAL
 from psrun.process import Stop
 from psrun.results import labels, reading, run_state, task_files
 from psrun.results.run_folder import CONFIG, RunFolder, cannot_be_made, in_use, write_config

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from psrun.config import choices, consistency_rules, topology
 from psrun.config.run_config import CHIEF_ROLES, RunConfig
 from psrun.config.topology import CHIEF, Task, Topology
+from psrun.engines.kubernetes import pods
+from psrun.engines.slurm import allocation
 from psrun.errors import ConfigError, Problem
-from psrun.launch.kubernetes import pods
-from psrun.launch.slurm import allocation
 from psrun.process import SUPERVISOR_PID
 
 

@@ -14,9 +14,9 @@ import tf_keras
 
 from psrun import files
 from psrun.data.source import ArraySource, Feature
-from psrun.metrics import ranking
 from psrun.models import dense as plain
 from psrun.models.model import Model
+from psrun.recsys.metrics import ranking
 
 
 class Numbered(ArraySource):

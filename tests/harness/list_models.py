@@ -1,4 +1,4 @@
-"""Clicks on items by users with a history of items, with a known truth: see `psrun.data.histories`."""
+"""Clicks on items by users with a history of items, with a known truth: see `psrun.tables.histories`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from psrun.data import histories
 from psrun.data.lists import of_lengths
 from psrun.data.source import ArraySource, Feature
+from psrun.tables import histories
 
 NUM_ITEMS, MAX_VALUES = 60, 10
 NUM_EVAL = 53  # the last batch of an evaluation is a small one

@@ -9,7 +9,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from psrun.results import staleness
-from psrun.results.sweep import Job, Sweep
+from psrun.runs.sweeps.sweep import Job, Sweep
 
 KINDS = {"none": {"kind": "none"}, "fixed_shards": {"kind": "fixed_shards", "num_shards": 2}}
 

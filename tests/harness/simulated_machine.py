@@ -22,9 +22,9 @@ import pytest
 
 from psrun import files
 from psrun.errors import ExitCode
-from psrun.launch.sweeps import jobs, runner
-from psrun.results import run_state, sweep
+from psrun.results import run_state
 from psrun.results.run_folder import RunFolder
+from psrun.runs.sweeps import jobs, runner, sweep
 
 _BEGINS_AFTER_S = 0.05  # a job's process, with its record
 _EXITS_AFTER_S = 0.02  # after the record of its end

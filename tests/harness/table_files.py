@@ -11,9 +11,10 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import ipc, parquet
 
-from psrun.data import columns as conversion
-from psrun.data import files, formats
-from psrun.data.columns import ColumnSpec
+from psrun.data import files
+from psrun.tables import columns as conversion
+from psrun.tables import formats
+from psrun.tables.columns import ColumnSpec
 
 LIST_SEPARATOR = "|"
 
@@ -90,7 +91,7 @@ def record(row: Mapping[str, Any]) -> bytes:
 
 def table(path: Path | str, **options: Any) -> Any:
     """A `Table` with the label `label`."""
-    from psrun.data.table import Table
+    from psrun.tables.table import Table
 
     return Table(**{"path": str(path), "label": "label", **options})
 

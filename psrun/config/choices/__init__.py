@@ -31,7 +31,6 @@ from psrun.config.choices.consistency import (
     StaleSynchronous,
     Synchronous,
 )
-from psrun.config.choices.engines import SUBMISSIONS, KubernetesKeys, PodResources, ResourcesByJob, SlurmJob, Submission
 from psrun.config.choices.results import (
     Checkpoints,
     Direct,
@@ -61,6 +60,7 @@ from psrun.config.choices.training import (
     Partitioner,
     Trainer,
 )
+from psrun.engines.choices import SUBMISSIONS, KubernetesKeys, PodResources, ResourcesByJob, SlurmJob, Submission
 
 __all__ = [
     "ARTIFACTS",

@@ -205,7 +205,7 @@ class Ray(Local):
       placement_group: Ray's placement strategy, in lower case.
     """
 
-    implementation: ClassVar[str] = "psrun.launch.ray:open_backend"
+    implementation: ClassVar[str] = "psrun.engines.ray:open_backend"
     address: str | None = field(kw_only=True)
     resources: RayResources = field(kw_only=True)
     placement_group: str = one_of("spread", "pack")
@@ -284,7 +284,7 @@ class Slurm(_OfNodes, Supervised):
       interface: network interface between nodes, such as ib0; None for the route to the supervisor's node.
     """
 
-    implementation: ClassVar[str] = "psrun.launch.slurm.steps:SlurmBackend"
+    implementation: ClassVar[str] = "psrun.engines.slurm.steps:SlurmBackend"
     restart: RestartLimits = field(kw_only=True)
     interface: str | None = field(kw_only=True)
     num_workers: int = at_least(1)

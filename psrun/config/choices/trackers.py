@@ -53,7 +53,7 @@ class MLflow(TrackerChoice):
       artifacts: what is filed when the training ends, of `ARTIFACTS`.
     """
 
-    implementation = "psrun.results.trackers.mlflow:MLflowSink"
+    implementation = "psrun.runs.trackers.mlflow:MLflowSink"
     kind: str
     tracking_uri: str
     experiment: str
@@ -75,7 +75,7 @@ class WandB(TrackerChoice):
       artifacts: as of MLflow.
     """
 
-    implementation = "psrun.results.trackers.wandb:WandBSink"
+    implementation = "psrun.runs.trackers.wandb:WandBSink"
     title = "Weights & Biases"
     kind: str
     project: str

@@ -16,7 +16,7 @@ from psrun.errors import PsrunError
 from psrun.results import reading, staleness
 from psrun.results.events import Event, Sink
 from psrun.results.run_folder import CONFIG, PAUSED, RESULT, RunFolder, flat
-from psrun.results.sweep import RECORD
+from psrun.runs.sweeps.sweep import RECORD
 
 STATUS = {"stopping": "interrupted", "end": "completed"}  # of a run after an event; failed, unless it is one of these
 _SWEEP_WITHIN = 3  # folders: `hydra.sweep.subdir` may have several parts

@@ -9,8 +9,8 @@ import numpy as np
 
 from psrun.errors import ConfigError, Problem
 from psrun.metrics.counters import Intervals
-from psrun.metrics.estimates import Columns, by_segment, estimates
-from psrun.metrics.ranking import RankingMetric
+from psrun.recsys.metrics.estimates import Columns, by_segment, estimates
+from psrun.recsys.metrics.ranking import RankingMetric
 
 MOST_KEPT = 1 << 25  # examples, of 24 bytes, and 4 for each column of segments
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # spreads hashes: those of users that are kept are equal in some bits
@@ -24,7 +24,7 @@ class KeptExamples:
 
     Args:
       metrics: of lists.
-      task, intervals: as in `psrun.metrics.estimates.estimates`.
+      task, intervals: as in `psrun.recsys.metrics.estimates.estimates`.
     """
 
     def __init__(

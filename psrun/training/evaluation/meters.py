@@ -20,8 +20,8 @@ from psrun.metrics import counters
 from psrun.program import objective
 from psrun.program.compiled_model import Program
 from psrun.program.example_counter import ExamplesSeen
+from psrun.recsys.candidates import CandidateRanking
 from psrun.tf_internals import keras
-from psrun.training.evaluation.candidates import CandidateRanking
 from psrun.training.evaluation.kept_examples import KeptExamples
 
 # The metrics of Keras' kind that estimates have too, by the same definition.
@@ -252,7 +252,7 @@ def kept_examples(program: Program, intervals: counters.Intervals | None = None)
     """By output, '' for the only one, what keeps the examples of metrics that need all of a user or a segment.
 
     Args:
-      intervals: as in `psrun.metrics.estimates.estimates`.
+      intervals: as in `psrun.recsys.metrics.estimates.estimates`.
 
     Raises:
       ConfigError: an output has several predictions for an example.

@@ -1,9 +1,0 @@
-"""psrun's launcher where Hydra searches for plug-ins: in the namespace package `hydra_plugins`."""
-
-from __future__ import annotations
-
-from psrun.cli.hydra_sweeps import SweepLauncher
-
-
-class PsrunLauncher(SweepLauncher):
-    """The launcher of every sweep; it may contain another one."""

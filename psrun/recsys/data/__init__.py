@@ -1,0 +1,1 @@
+"""Example data of recommenders."""

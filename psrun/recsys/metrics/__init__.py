@@ -1,0 +1,1 @@
+"""Metrics of lists of items, of segments of examples, and intervals."""

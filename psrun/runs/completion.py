@@ -1,0 +1,121 @@
+"""Shell completion. The script of `psrun -sc install=SHELL` (Hydra's) calls `psrun -sc query=SHELL` at each TAB.
+
+Hydra completes groups, choices and keys; this module completes commands, options and folders. It prints only the
+candidates: a line without completions is not an error, because the user is still typing it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import importlib
+import io
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from psrun import process
+from psrun.cli import hydra_app
+from psrun.engines.submit import ENGINES
+from psrun.errors import ConfigError, ExitCode
+
+OPTIONS = ("-sc", "--shell-completion")
+_ASKED = re.compile(r"(install|uninstall|query)=(bash|zsh|fish)")
+_OF_A_RUN = ("--cfg", "--config-dir", "--help", "--hydra-help", "--multirun", "--version")
+_CONFIG_DIR, _RESUME, _SUBMIT = "--config-dir", "resume=", "submit"
+
+
+def main(commands: Mapping[str, str], arguments: Sequence[str], started_s: float) -> ExitCode:
+    """Runs `psrun -sc ARGUMENTS`: prints the script for a shell, or the completions of COMP_LINE.
+
+    Args:
+      commands: the module of each command.
+      arguments: `install=SHELL`, `uninstall=SHELL` or `query=SHELL`.
+      started_s: as in `composition.run`.
+
+    Raises:
+      ConfigError: `arguments` is none of these.
+    """
+    if len(arguments) != 1 or not _ASKED.fullmatch(arguments[0]):
+        raise ConfigError(
+            f"invalid argument of -sc: {' '.join(arguments) or 'none'}; use install=SHELL, uninstall=SHELL or "
+            "query=SHELL, where SHELL is bash, zsh or fish"
+        )
+    if not arguments[0].startswith("query="):
+        return hydra_app.run(started_s)
+    return _query(commands, arguments[0], started_s)
+
+
+def _query(commands: Mapping[str, str], shell: str, started_s: float) -> ExitCode:
+    line = os.environ.get("COMP_LINE", "")
+    words = line.split()[1:] + ([""] if line[-1:].isspace() else [])
+    *before, word = words or [""]
+    with process.silent_stderr():
+        if before and before[0] == _SUBMIT and not word.startswith("-"):
+            answers = _of_submit(before[1:], word, shell, started_s)
+        elif before and before[0] in commands:
+            answers = _of_command(commands[before[0]], before[1:], word)
+        elif word.startswith("-"):
+            answers = [option for option in _OF_A_RUN if option.startswith(word)]
+        elif word.startswith(_RESUME):
+            answers = [_RESUME + path for path in _paths(word.removeprefix(_RESUME), folders=True)]
+        elif before and before[-1] == _CONFIG_DIR:
+            answers = _paths(word, folders=True)
+        else:
+            answers = [command for command in commands if not before and command.startswith(word)]
+            answers += _of_hydra(before, word, shell, started_s)
+    sys.stdout.write("".join(f"{answer}\n" for answer in answers))
+    return ExitCode.DONE
+
+
+def help_of(module: str, *arguments: str) -> str:
+    """The --help text of the command in `module`, or of one of its subcommands, COLUMNS wide."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+        importlib.import_module(module).main([*arguments, "--help"])
+    return printed.getvalue()
+
+
+def parts_of(help_: str) -> list[str]:
+    """The subcommands of a command, from the usage line of its --help: `inspect|verify|diff`."""
+    usage = re.search(r"\w+(?:\|\w+)+", help_.partition("\n\n")[0])
+    return usage[0].split("|") if usage else []
+
+
+def _of_command(module: str, before: Sequence[str], word: str) -> list[str]:
+    parts = parts_of(help_of(module))
+    if parts and not before:
+        return [part for part in parts if part.startswith(word)]
+    if not word.startswith("-"):
+        return _paths(word)
+    options = re.findall(r"--[a-z-]+", help_of(module, *(before[:1] if parts else ())))
+    return [option for option in dict.fromkeys(options) if option.startswith(word)]
+
+
+def _of_submit(before: Sequence[str], word: str, shell: str, started_s: float) -> list[str]:
+    """Completes the engine, then the overrides of a run on it."""
+    if not before:
+        return [engine for engine in ENGINES if engine.startswith(word)]
+    return _of_hydra([f"cluster={before[0]}", *before[1:]], word, shell, started_s)
+
+
+def _paths(start: str, *, folders: bool = False) -> list[str]:
+    paths = glob.glob(glob.escape(start) + "*")
+    return sorted(path + "/" * Path(path).is_dir() for path in paths if Path(path).is_dir() or not folders)
+
+
+def _of_hydra(before: Sequence[str], word: str, shell: str, started_s: float) -> list[str]:
+    """Completes groups and keys with Hydra. Hydra ignores options in COMP_LINE, so --config-dir becomes an argument."""
+    options = ["-sc", shell]
+    if _CONFIG_DIR in before[:-1]:
+        options += [_CONFIG_DIR, before[before.index(_CONFIG_DIR) + 1]]
+    overrides = [each for each in before if "=" in each and not each.startswith("-")]
+    os.environ["COMP_LINE"] = " ".join(["psrun", *overrides, word])
+    sys.argv[1:] = options
+    printed = io.StringIO()
+    # Hydra asserts that what comes before the last dot of a key has keys.
+    with contextlib.redirect_stdout(printed), contextlib.suppress(ConfigError, AssertionError):
+        hydra_app.run(started_s)
+    return printed.getvalue().split()

@@ -1,0 +1,226 @@
+"""`psrun list [ROOT...]`: all runs and sweeps below folders, one line each."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from rich.cells import cell_len, set_cell_size
+from rich.console import Console
+from rich.filesize import decimal
+from rich.status import Status
+
+from psrun.errors import ExitCode
+from psrun.results import found
+from psrun.runs.listing import entries, index
+from psrun.runs.listing.entries import Entry, SweepEntry
+from psrun.runs.report import rows
+from psrun.runs.report.commands import add_filters, joined
+from psrun.runs.report.output import to_stdout
+from psrun.runs.report.rows import Row
+from psrun.runs.report.table import STYLES, headings, words
+from psrun.results.run_state import existing, natural, require_readable
+
+_SPARE = ("where", "engine", "notes", "size", "age", "marks")  # the columns that a terminal hides first
+_RIGHT = ("age", "size")
+_BETWEEN = "  "
+_LEAST_NOTES = 12  # characters, below which the notes are hidden
+_AGES = ((86400 * 7, "w"), (86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+_GONE_SHOWN = 5  # that are resumed by a command below the list
+_SHOW_EVERY = 50  # runs that are read
+_IN_JSON = {"age": "age_s", "size": "bytes"}
+_COLORS = {"dim": 2, "green": 32, "red": 31, "yellow": 33, "cyan": 36}
+
+
+def main(arguments: list[str]) -> ExitCode:
+    """Runs `psrun list ARGUMENTS`.
+
+    Raises:
+      ConfigError: a folder does not exist, or a key or a condition is wrong.
+      PsrunError: standard output cannot be written.
+      SystemExit: from argparse, for --help and for invalid arguments.
+    """
+    options = _parser().parse_args(joined(arguments))
+    require_readable(found.RUNS)
+    roots = [existing(root) if root != found.RUNS else root for root in options.root or [found.RUNS]]
+    lines = _lines(roots, with_jobs=options.jobs)
+    if lines and (options.where or options.sort):
+        lines = _selected(lines, options.where, options.sort)
+    if options.json:
+        to_stdout(json.dumps([_record(line) for line in lines], indent=2) + "\n")
+    elif lines:
+        to_stdout(_table(lines, Console(highlight=False)))
+    else:
+        to_stdout(f"no runs below {', '.join(map(str, roots))}\n")
+    return ExitCode.DONE
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="psrun list", description=__doc__.partition(": ")[2])
+    text = f"folders of runs and sweeps (default {found.RUNS}/)"
+    parser.add_argument("root", nargs="*", type=Path, help=text)
+    add_filters(parser)
+    parser.add_argument("--jobs", action="store_true", help="also a line for each job of a sweep")
+    parser.add_argument("--json", action="store_true", help="write JSON to standard output instead of the table")
+    return parser
+
+
+@dataclass(frozen=True)
+class _Line:
+    """A run or a sweep in the list.
+
+    Attributes:
+      row: as `entries.shown`.
+      is_job: whether it is a job of a sweep above it.
+      more: the values of other columns that conditions and the order name.
+    """
+
+    entry: Entry | SweepEntry
+    row: Row
+    is_job: bool
+    more: Row = field(default_factory=dict)
+
+    @property
+    def quick(self) -> Row:
+        """The values that the index has at hand."""
+        return {**self.row["metrics"], **self.row}
+
+    @property
+    def everything(self) -> Row:
+        return {**self.entry.everything, **self.quick}
+
+
+def _lines(roots: Sequence[Path], *, with_jobs: bool) -> list[_Line]:
+    """The runs and sweeps below the roots, each once, sorted by name."""
+    console = Console(stderr=True, highlight=False)
+    lines: dict[str, _Line] = {}
+    for root in roots:
+        with console.status(f"reading {root}") as status:
+
+            def on_read(number: int, root: Path = root, status: Status = status) -> None:
+                if number % _SHOW_EVERY == 0:
+                    status.update(f"reading {root}: {number} new or changed runs")
+
+            listing = index.read(root, on_read)
+        shown: list[tuple[Entry | SweepEntry, bool]] = [(each, False) for each in listing.runs]
+        shown += [(each, False) for each in listing.sweeps]
+        shown += [(job, True) for sweep in listing.sweeps for job in sweep.jobs if with_jobs]
+        for entry, is_job in shown:
+            name = entry.path[len(str(root)) + 1 :] or root.resolve().name
+            line = _Line(entry, entries.shown(entry.row, name, entry.path), is_job)
+            lines.setdefault(os.path.abspath(entry.path), line)
+    return sorted(lines.values(), key=lambda line: natural(line.row["run"]))
+
+
+def _selected(lines: Sequence[_Line], where: Sequence[str], sort: Sequence[str]) -> list[_Line]:
+    """The lines that meet all conditions, sorted. Raises ConfigError as `psrun report` does."""
+    named = [*map(rows.key_of, where), *(key.removeprefix("-") for key in sort)]
+    values = [line.quick for line in lines]
+    if not all(any(key in row for row in values) for key in named):
+        values = [line.everything for line in lines]
+    keys = [rows.full_key(key, values) for key in named]
+    line_of = {id(row): line for row, line in zip(values, lines)}
+    chosen = rows.ordered(rows.matching(values, where), sort)
+    return [replace(line_of[id(row)], more={key: row.get(key) for key in keys}) for row in chosen]
+
+
+def _record(line: _Line) -> Row:
+    """A line as JSON has it."""
+    named = {_IN_JSON.get(name, name): value for name, value in line.row.items()}
+    more = {key: value for key, value in line.more.items() if key not in line.quick}
+    return {**named, **more}
+
+
+def _table(lines: Sequence[_Line], console: Console) -> str:
+    """The lines as text; on a terminal without the columns and the ends of notes for which there is no room."""
+    cells = [_cells(line) for line in lines]
+    columns = [name for name in dict.fromkeys(key for each in cells for key in each) if any(map(_has(name), cells))]
+    heads = headings(columns)
+    widths = {name: max(cell_len(heads[name]), *(cell_len(each.get(name, "")) for each in cells)) for name in columns}
+    room = console.width if console.is_terminal else None
+    for name in _SPARE if room else ():
+        over = sum(widths.values()) + len(_BETWEEN) * (len(widths) - 1) - (room or 0)
+        if over <= 0:
+            break
+        if name == "notes" and widths.get(name, 0) - over >= _LEAST_NOTES:
+            widths[name] -= over
+        else:
+            widths.pop(name, None)
+    head = _joined(heads, widths)
+    body = [_joined(each, widths, styled=console.is_terminal) for each in cells]
+    return (
+        "\n".join([f"\x1b[1m{head}\x1b[0m" if console.is_terminal else head, *body, _summary(lines), *_gone(lines)])
+        + "\n"
+    )
+
+
+def _gone(lines: Sequence[_Line]) -> list[str]:
+    """How the runs and sweeps that were killed are resumed, a line each."""
+    gone = [line for line in lines if line.row["status"] == "gone" and not line.is_job]
+    commands = []
+    for line in gone[:_GONE_SHOWN]:
+        command = found.resume_command(Path(line.entry.path))
+        if command:
+            commands.append(f"{line.row['run']} was killed; to resume: {command}")
+    if len(gone) > _GONE_SHOWN:
+        commands.append(f"and {len(gone) - _GONE_SHOWN:,} more")
+    return commands
+
+
+def _has(name: str) -> Callable[[Mapping[str, str]], bool]:
+    return lambda cells: bool(cells.get(name))
+
+
+def _cells(line: _Line) -> dict[str, str]:
+    """The texts of a line by column, in the order of the columns."""
+    row = line.row
+    metric = f"{row['metric']} {rows.shown(row['value'])}" if row["metric"] else ""
+    return {
+        "run": f"  {row['run']}" if line.is_job else row["run"],
+        "name": row["name"] or "",
+        "status": _status(row),
+        "metric": metric,
+        **{key: rows.shown(value) for key, value in line.more.items() if key not in line.row and key != row["metric"]},
+        "age": age(row["age"]),
+        "size": decimal(row["size"]),
+        "engine": row["engine"] or "",
+        "where": row["where"] or "",
+        "marks": words(row["marks"]),
+        "notes": " ".join((row["notes"] or "").split()),
+    }
+
+
+def _status(row: Row) -> str:
+    """The status; of a sweep with its jobs by status."""
+    counts = ", ".join(f"{number} {status}" for status, number in row.get("jobs", {}).items())
+    return f"{row['status']} ({counts})" if counts else row["status"]
+
+
+def age(seconds: float) -> str:
+    """A time in its largest unit: '3 d'."""
+    size, unit = next((each for each in _AGES if seconds >= each[0]), _AGES[-1])
+    return f"{seconds / size:.0f} {unit}"
+
+
+def _joined(cells: Mapping[str, str], widths: Mapping[str, int], *, styled: bool = False) -> str:
+    parts = []
+    for name, width in widths.items():
+        text = cells.get(name, "")
+        if cell_len(text) > width:
+            text = set_cell_size(text, width - 1) + "…"
+        blanks = " " * (width - cell_len(text))
+        style = _COLORS.get(STYLES.get(text.partition(" ")[0], "")) if styled and name == "status" else None
+        text = f"\x1b[{style}m{text}\x1b[0m" if style else text
+        parts.append(blanks + text if name in _RIGHT else text + blanks)
+    return _BETWEEN.join(parts).rstrip()
+
+
+def _summary(lines: Sequence[_Line]) -> str:
+    counts = Counter("sweep" if "jobs" in line.row else "job" if line.is_job else "run" for line in lines)
+    parts = [f"{number:,} {what}{'s' if number > 1 else ''}" for what, number in sorted(counts.items(), reverse=True)]
+    return ", ".join(parts)

@@ -1,0 +1,161 @@
+"""`psrun logs RUN [TASK]`: the log of a task of a run; with --follow until the run has ended."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import BinaryIO
+
+from rich.console import Console
+
+from psrun.config.schema import did_you_mean
+from psrun.config.topology import CHIEF, Task
+from psrun.errors import ConfigError, ExitCode, PsrunError
+from psrun.engines.kubernetes import recorded_run
+from psrun.results import found, run_state
+from psrun.results.run_folder import RunFolder
+from psrun.results.run_state import natural
+from psrun.runs.sweeps.sweep import LOG, RECORD
+
+_EVERY_S = 0.2
+_LOOK_EVERY_S = 1.0  # whether the run has ended
+_PART_BYTES = 2**16  # that are read at once
+_BEGUN_WITHIN_S = 60.0  # a shared disk shows new files late; an engine starts tasks late
+
+
+def main(arguments: list[str]) -> ExitCode:
+    """Runs `psrun logs ARGUMENTS`.
+
+    Raises:
+      ConfigError: there is no such run, or the run has no log of the task.
+      PsrunError: the log cannot be read.
+      KeyboardInterrupt: Ctrl-C, or SIGTERM, which end only the view.
+      SystemExit: from argparse, for --help and for invalid arguments.
+    """
+    options = _parser().parse_args(arguments)
+    folder = found.resolved_run(options.run)
+    names = _tasks(folder)
+    if options.tasks:
+        Console(highlight=False).print("\n".join(names) or "no logs yet", markup=False, soft_wrap=True)
+        return ExitCode.DONE
+    name = _named(options.task, names, folder, follow=options.follow)
+    if options.follow:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        if name in names or options.follow:
+            _show(folder, RunFolder(folder).log(name), follow=options.follow)
+        else:
+            sys.stdout.write(recorded_run.log(folder, name))
+    except KeyboardInterrupt:
+        message = "stopped showing the log; the run continues" if options.follow else "stopped showing the log"
+        Console(stderr=True, highlight=False).print(message, style="dim")
+        raise
+    state = run_state.look(folder)
+    command = found.resume_command(folder)
+    if state.gone and command:
+        text = f"the run is gone: {state.gone}; to resume: {command}"
+        Console(stderr=True, highlight=False).print(text, markup=False, soft_wrap=True)
+    return ExitCode.DONE
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="psrun logs", description=f"Shows {__doc__.partition(': ')[2]}")
+    parser.add_argument("run", metavar="RUN", help=found.HELP)
+    parser.add_argument("task", nargs="?", metavar="TASK", help=f"such as worker-1 (default {CHIEF})")
+    parser.add_argument("-f", "--follow", action="store_true", help="show what is added until the run has ended")
+    parser.add_argument("--tasks", action="store_true", help="list the tasks that have logs instead")
+    return parser
+
+
+def _tasks(folder: Path) -> list[str]:
+    """The names of the logs in a run folder, those of tasks first."""
+    try:
+        names = [name.removesuffix(".log") for name in os.listdir(folder / "logs") if name.endswith(".log")]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise PsrunError(f"{folder / 'logs'} cannot be read: {error.strerror or error}") from error
+    return sorted(names, key=lambda name: (not name.rpartition("-")[2].isdigit(), natural(name)))
+
+
+def _named(task: str | None, names: list[str], folder: Path, *, follow: bool) -> str:
+    """The name of the log to show. Raises ConfigError if there is none of the task."""
+    if not names and os.path.exists(folder / RECORD):
+        raise ConfigError(f"{folder} is a sweep: name one of its jobs, such as {folder / '0'}")
+    if not names and not follow and not recorded_run.is_one(folder):
+        raise ConfigError(f"{folder} has no logs yet; --follow waits for them")
+    if task is None:
+        candidates = [name for name in (str(CHIEF), LOG) if name in names]
+        return [*candidates, *(names if len(names) == 1 else []), str(CHIEF)][0]
+    of_job = [name for name in names if name.rpartition("-")[0] == task]
+    if task in names or len(of_job) == 1:
+        return task if task in names else of_job[0]
+    if of_job:
+        raise ConfigError(f"there are {len(of_job)} tasks '{task}': name one of {', '.join(of_job)}")
+    is_task = Task.named(task) is not None
+    if is_task and (recorded_run.is_one(folder) or (follow and not names)):
+        return task
+    raise ConfigError(f"{folder} has no log of a task '{task}'.{did_you_mean(task, names)}")
+
+
+def _show(folder: Path, log: Path, *, follow: bool) -> None:
+    """Copies a log to standard output; with `follow` also what is added until the run is over.
+
+    Raises:
+      PsrunError: it cannot be read, or is not there in time.
+    """
+    looked_s = begun_s = time.monotonic()
+    file = None
+    try:
+        while True:
+            is_over = not follow or _is_over(folder)  # before the file: once the run has ended, all of it is there
+            file = file or _opened(log)
+            if file is not None:
+                _copy(file)
+            if is_over:
+                if file is None:
+                    raise PsrunError(f"the run has ended without a log {log}")
+                return
+            if file is None and time.monotonic() - begun_s > _BEGUN_WITHIN_S:
+                raise PsrunError(
+                    f"there is no {log} after {_BEGUN_WITHIN_S:.0f} s; psrun logs --tasks lists the others"
+                )
+            while time.monotonic() - looked_s < _LOOK_EVERY_S:
+                time.sleep(_EVERY_S)
+                if file is not None:
+                    _copy(file)
+            looked_s = time.monotonic()
+    finally:
+        if file is not None:
+            file.close()
+
+
+def _is_over(folder: Path) -> bool:
+    """Whether nothing is added any more: the run has ended, or its folder was removed."""
+    if not folder.exists():
+        return True
+    state = run_state.look(folder)
+    return state.ended or bool(state.gone)
+
+
+def _opened(log: Path) -> BinaryIO | None:
+    """The log; None while it does not exist. Raises PsrunError if it cannot be read."""
+    try:
+        return log.open("rb")
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise PsrunError(f"{log} cannot be read: {error.strerror or error}") from error
+
+
+def _copy(file: BinaryIO) -> None:
+    """Copies what was added to a file since the last call; of a file that is shorter than before, all."""
+    if os.fstat(file.fileno()).st_size < file.tell():
+        file.seek(0)
+    while part := file.read(_PART_BYTES):
+        sys.stdout.buffer.write(part)
+    sys.stdout.buffer.flush()

@@ -1,0 +1,184 @@
+"""`psrun report FOLDER...`: runs and sweeps side by side, or against others: a table, CSV, JSON, or a page."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from psrun import files
+from psrun.errors import ConfigError, ExitCode
+from psrun.results import found
+from psrun.runs.report import comparison, output, page, ranking, rows, runs, table
+from psrun.results.run_state import below, existing, printable
+
+
+def main(arguments: list[str]) -> ExitCode:
+    """Runs `psrun report ARGUMENTS`.
+
+    Raises:
+      ConfigError: a folder holds no run, or a key, a condition or a column is unknown.
+      PsrunError: an output cannot be written.
+      SystemExit: from argparse, for --help and for invalid arguments.
+    """
+    options = _parser().parse_args(joined(arguments))
+    _check(options)
+    folders = [found.resolved(word) for word in options.folder]
+    against = [found.resolved(word) for word in options.against]
+    report = _Report([*folders, *against], options.where, options.sort)
+    columns = report.named_columns(options.columns) if options.columns is not None else []
+    compared = report.compared(against, options.metric, pair=not options.unpaired) if against else None
+    # Standard output holds nothing but the data.
+    console = Console(highlight=False, stderr=output.STDOUT in (options.csv, options.json, options.html))
+    for target, write in ((options.csv, table.as_csv), (options.json, table.as_json)):
+        if target is not None and compared:
+            output.write(console, target, write(*comparison.records(compared)))
+        elif target is not None:
+            records, fields = report.folded(columns or report.all_columns, bool(options.fold_seeds))
+            output.write(console, target, write(records, fields))
+    if options.html is not None:
+        titles = [printable(folder) for folder in (*folders, *against)]
+        html = page.render(report.runs, report.axes, ranking=report.ranking, named=titles, compared=compared)
+        output.write(console, options.html, html)
+    if not any((options.csv, options.json, options.html)):
+        if compared:
+            output.to_stdout(output.on_paper(console, *comparison.shown(compared)))
+        else:
+            output.to_stdout(report.as_table(console, columns, fold=options.fold_seeds is not False))
+    return ExitCode.DONE
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Raises ConfigError for options that do nothing without --against."""
+    named = {"--metric": options.metric, "--unpaired": options.unpaired}
+    if not options.against and (idle := [name for name, value in named.items() if value]):
+        raise ConfigError(f"{' and '.join(idle)}: only with --against; name the runs to compare with")
+
+
+def _parser() -> argparse.ArgumentParser:
+    # Help of 24 lines fits on a screen.
+    usage = "psrun report RUN... [--against RUN...] [OPTION...]"
+    description = "Show runs and sweeps side by side: a table, CSV, JSON, or a page."
+    parser = argparse.ArgumentParser(prog="psrun report", usage=usage, description=description)
+    parser.add_argument("folder", nargs="+", metavar="RUN", help="a run, a sweep, or a folder of these")
+    add_filters(parser)
+    parser.add_argument("--columns", metavar="KEY,...", help="columns; default: differing keys and results")
+    text = "one row for all seeds (default: table)"
+    parser.add_argument("--fold-seeds", action=argparse.BooleanOptionalAction, help=text)
+    text = "compare with these runs, paired by seed"
+    parser.add_argument("--against", nargs="+", default=[], metavar="RUN", help=text)
+    text = "compare this metric, not the one that ranks; repeat"
+    parser.add_argument("--metric", action="append", default=[], help=text)
+    parser.add_argument("--unpaired", action="store_true", help="compare means; runs need no common seeds")
+    for name in ("csv", "json", "html"):
+        what = "an offline page with charts" if name == "html" else f"{name.upper()} (-: standard output)"
+        parser.add_argument(f"--{name}", type=_file, metavar="FILE", help=f"write {what} instead of the table")
+    return parser
+
+
+def _file(text: str) -> str:
+    return str(files.on_disk(text))
+
+
+def add_filters(parser: argparse.ArgumentParser) -> None:
+    """Adds --where and --sort; see `joined`."""
+    text = "filter runs, such as 'num_workers=2', 'val_auc>0.7', 'status!=failed'; repeat"
+    parser.add_argument("--where", action="append", default=[], metavar="CONDITION", help=text)
+    text = "sort by column or key; -KEY: descending; repeat"
+    parser.add_argument("--sort", action="append", default=[], metavar="KEY", help=text)
+
+
+def joined(arguments: Sequence[str]) -> list[str]:
+    """Joins `--sort` and its value: argparse parses the value of `--sort -val_auc` as an option."""
+    result: list[str] = []
+    for argument in arguments:
+        if result and result[-1] == "--sort":
+            result[-1] += f"={argument}"
+        else:
+            result.append(argument)
+    return result
+
+
+class _Report:
+    """The runs in folders that meet all conditions, sorted.
+
+    Attributes:
+      rows: of the runs, in their order.
+      axes: the keys in which the runs differ.
+      metrics: the names of their metrics: the one that ranks them, then those of evaluations.
+    """
+
+    def __init__(self, folders: Sequence[Path], where: Sequence[str], sort: Sequence[str]) -> None:
+        everything = runs.find(folders)
+        by_name = {run.name: run for run in everything}
+        self.rows = rows.ordered(rows.matching([rows.row(run) for run in everything], where), sort)
+        self.runs = [by_name[row["run"]] for row in self.rows]
+        self.axes = rows.axes(self.runs)
+        self.ranking = ranking.of_runs(self.runs)
+        self.metrics = self.ranking.first(rows.metric_names(self.runs))
+        self._sort = sort
+
+    def named_columns(self, text: str) -> list[str]:
+        """The columns in `text`, as of --columns."""
+        return ["run", *(rows.full_key(key.strip(), self.rows) for key in text.split(",") if key.strip() != "run")]
+
+    @property
+    def all_columns(self) -> list[str]:
+        return ["run", "folder", *self.axes, "status", *self.metrics, *rows.MEASURED, "error", *self._labels]
+
+    @property
+    def _labels(self) -> list[str]:
+        return [name for name in rows.LABELS if self._has_values(name)]
+
+    def folded(self, columns: list[str], fold: bool) -> tuple[list[rows.Row], list[str]]:
+        """Rows and columns; with `fold`, runs that differ only in the seed are one row."""
+        records = rows.folded(self.rows, rows.groups(self.runs)) if fold else self.rows
+        if len(records) == len(self.rows):
+            return self.rows, columns
+        columns = [rows.FOLDED if column == rows.SEED else column for column in columns if column != "folder"]
+        return rows.ordered(records, self._sort), columns
+
+    def compared(self, against: Sequence[Path], metrics: Sequence[str], *, pair: bool) -> comparison.Comparison:
+        """The runs compared with those in `against`, by the ranking metric if no other is named."""
+        paths = {path for folder in against for path in below(existing(folder).resolve())}
+        baseline = [run for run in self.runs if run.path in paths]
+        others = [run for run in self.runs if run.path not in paths]
+        ranked = [self.ranking.metric] if self.ranking.metric else []
+        return comparison.compare(others, baseline, metrics or ranked, pair=pair)
+
+    def as_table(self, console: Console, chosen: list[str], *, fold: bool) -> str:
+        """The text for `console`: the table, and lines about it."""
+        columns = chosen
+        if not chosen:
+            metrics, measured = ([n for n in names if self._has_values(n)] for names in (self.metrics, rows.MEASURED))
+            columns = ["run", "status", *metrics, *self.axes, *measured, *self._labels]
+        records, columns = self.folded(columns, fold)
+        visible = columns
+        if console.is_terminal and not chosen:
+            visible = table.fitting(records, columns, self._spare(columns), console.width)
+        lines = [table.summary(self.runs, records)]
+        if hidden := [column for column in columns if column not in visible]:
+            lines.append(f"hidden columns: {', '.join(hidden)} (choose columns with --columns; --csv writes all)")
+        return output.on_paper(console, records, visible, [*lines, *table.errors(self.runs)])
+
+    def _has_values(self, column: str) -> bool:
+        """Whether a column has a value; for recoveries, whether there were any."""
+        return any(row.get(column) if column == "recoveries" else row.get(column) is not None for row in self.rows)
+
+    def _spare(self, columns: Sequence[str]) -> list[str]:
+        """The columns that may be hidden, the least important first; run, status and two metrics stay."""
+        overridden = {key for run in self.runs for key in run.overrides}
+        explicit = [key for key in self.axes if key in overridden]
+        implied = [key for key in self.axes if key not in overridden]
+        evaluated = [name for name in self.metrics if name.startswith("val_")]
+        trained = [name for name in self.metrics if name not in evaluated]
+        essential = (evaluated or trained)[:2]
+        if self.ranking.metric and self.ranking.metric not in essential:
+            essential = [self.ranking.metric, *essential[:1]]
+        order = [
+            *reversed(implied), "wall_s", "steps", "steps_per_s", *reversed(trained), *reversed(evaluated),
+            "recoveries", "examples_per_s", "notes", *reversed(explicit), rows.FOLDED,
+        ]  # fmt: skip
+        return [column for column in order if column in columns and column not in essential]

@@ -1,0 +1,232 @@
+"""One page with charts of many runs: a single file that loads nothing from elsewhere."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from importlib import resources
+from string import Template
+from typing import Any
+
+from psrun import __version__
+from psrun.config import delays
+from psrun.errors import PsrunError
+from psrun.runs.sweeps import sweep
+from psrun.results.events import Event
+from psrun.results.reading import entries, mapping, number
+from psrun.runs.report import comparison, rows
+from psrun.runs.report.ranking import Ranking
+from psrun.runs.report.runs import Run, events
+from psrun.runs.report.table import headings
+
+_MOST_POINTS = 120  # of a task's measurements over time
+_MARKS = ("checkpoint", "evaluation", "failure", "restored")
+Values = dict[str, Any]
+
+
+def render(
+    runs: Sequence[Run],
+    axes: Sequence[str],
+    *,
+    ranking: Ranking,
+    named: Sequence[str],
+    compared: comparison.Comparison | None = None,
+) -> str:
+    """The page as HTML.
+
+    Args:
+      runs: in the order of the list.
+      axes: the keys in which runs differ, for the filters.
+      named: the folders of the report.
+      compared: the runs against a baseline, for their own card.
+
+    Raises:
+      PsrunError: the package with the plotting library is not installed.
+    """
+    try:
+        library = importlib.import_module("vl_convert").javascript_bundle()
+    except ImportError as error:
+        raise PsrunError(f"--html draws with Vega-Lite: pip install 'psrun[report]' ({error})") from error
+    here = resources.files(__package__)
+    names = ("page.html", "page.css", "charts.js", "page.js")
+    html, style, charts, script = ((here / name).read_text(encoding="utf-8") for name in names)
+    values = {**_data(runs, axes, named), **_ranked(runs, ranking), "compared": _compared(compared)}
+    data = json.dumps(values, allow_nan=False, separators=(",", ":"), default=str)
+    data = data.replace("<", "\\u003c")  # data must not close the element that holds it
+    return Template(html).substitute(data=data, style=style, library=library, charts=charts, script=script)
+
+
+def _data(runs: Sequence[Run], axes: Sequence[str], named: Sequence[str]) -> Values:
+    configs = [run.config for run in runs if run.config]
+    first = configs[0] if configs else {}
+    common = {k: value for k, value in first.items() if all(k in each and each[k] == value for each in configs)}
+    versions = {str(mapping(run.result.get("versions")).get("psrun")) for run in runs}
+    return {
+        "named": [name.rstrip("/").rpartition("/")[2] or name for name in named],
+        "made": datetime.now().astimezone().strftime("%Y-%m-%d %H:%M"),
+        "psrun": __version__,
+        "versions": sorted(versions - {"None"}),
+        "axes": headings(axes),
+        "common": {key: rows.shown(value) for key, value in common.items()},
+        "runs": [_run(*each, common) for each in zip(runs, rows.groups(runs), _texts(runs, axes))],
+    }
+
+
+def _ranked(runs: Sequence[Run], ranking: Ranking) -> Values:
+    names = ranking.first(rows.metric_names(runs))
+    lower = [name for name in names if sweep.mode_of(name) == "min"]
+    return {"metrics": names, "lower": lower, "ranking": {"metric": ranking.metric, "mode": ranking.mode}}
+
+
+def _compared(compared: comparison.Comparison | None) -> Values | None:
+    """The comparisons as numbers, for the chart, and as in the terminal."""
+    if compared is None:
+        return None
+    table, _, notes = comparison.shown(compared)
+    records, _ = comparison.records(compared)
+    return {"rows": records, "table": table, "notes": notes}
+
+
+def _texts(runs: Sequence[Run], axes: Sequence[str]) -> list[dict[str, str]]:
+    """The values of each run by axis."""
+    records = [rows.row(run) for run in runs]
+    by_axis = {axis: rows.briefly([each.get(axis) for each in records], distinct=True) for axis in axes}
+    return [{axis: texts[place] for axis, texts in by_axis.items()} for place in range(len(runs))]
+
+
+def _run(run: Run, group: int, axes: Mapping[str, str], common: Mapping[str, Any]) -> Values:
+    happened, problem = events(run)
+    row = rows.row(run)
+    cluster = mapping(run.result.get("cluster"))
+    return {
+        "name": run.name,
+        "group": group,
+        "status": run.state.outcome,
+        "error": run.error,
+        "problem": problem,
+        "called": run.labels.name,
+        "labels": ", ".join(run.labels.marks),
+        "notes": [note.text for note in run.labels.notes],
+        "axes": axes,
+        "numbers": {axis: number(row.get(axis)) for axis in axes},
+        "metrics": rows.metrics(run),
+        **{name: row[name] for name in (*rows.MEASURED, "time_to_first_step_s") if name in row},
+        "workers": number(cluster.get("num_workers")),
+        "ps": number(cluster.get("num_ps")),
+        "topology": cluster.get("topology"),
+        "step_time": _stages(run),
+        "staleness": _staleness(run),
+        "curves": _curves(happened),
+        "epochs": [_epoch(event) for event in happened if event.kind == "epoch"],
+        "bytes": _bytes(run),
+        "system": _system(happened),
+        "marks": [_mark(event) for event in happened if event.kind in _MARKS],
+        "recovered": entries(run.result.get("recoveries")),
+        "diff": {key: rows.shown(value) or "null" for key, value in run.config.items() if key not in common},
+    }
+
+
+def _curves(events: Sequence[Event]) -> dict[str, list[list[float | None]]]:
+    """For each metric: steps, seconds since the start, values, examples; those of evaluations as val_*.
+
+    Examples are those of the applied updates, as `_examples_per_step` gives them; None before the first epoch ends.
+    """
+    curves: dict[str, list[list[float | None]]] = {}
+    examples = counted = 0
+    per_step = None
+    for event in events:
+        of_training = event.kind in ("epoch", "evaluation") and "path" not in event.data  # mode=evaluate writes a path
+        if not of_training or event.step is None:
+            continue
+        prefix = "val_" if event.kind == "evaluation" else ""
+        per_step = _examples_per_step(event) or per_step  # a resumed run may have another mode
+        if per_step:
+            examples += per_step * (event.step - counted)
+            counted = event.step
+        for name, value in mapping(event.data.get("metrics")).items():
+            if number(value) is not None:
+                curve = curves.setdefault(prefix + name, [[], [], [], []])
+                for values, one in zip(curve, (event.step, event.wall_s, float(value), examples if per_step else None)):
+                    values.append(one)
+    return curves
+
+
+def _examples_per_step(event: Event) -> int | None:
+    """The examples of one update, which has several batches with consistency=sync; None if they are not known."""
+    steps = number(event.data.get("steps_per_s"))
+    examples = number(event.data.get("examples_per_s"))
+    return round(examples / steps) if steps and examples else None
+
+
+def _epoch(event: Event) -> list[Any]:
+    """Number, end and length in seconds, and the mean milliseconds per step; None if they are not known."""
+    rate = number(event.data.get("steps_per_s"))
+    step_ms = round(1000 / rate, 4) if rate else None
+    return [event.data.get("epoch"), event.wall_s, number(event.data.get("seconds")), step_ms]
+
+
+def _mark(event: Event) -> Values:
+    values = {"step": event.step, "wall_s": event.wall_s, **event.data}
+    names = ("step", "wall_s", "task", "cause", "action", "seconds")
+    return {"kind": event.kind, **{name: values[name] for name in names if values.get(name) is not None}}
+
+
+def _system(events: Sequence[Event]) -> dict[str, dict[str, list[float | None]]]:
+    """By task: CPU, memory and bytes per second over time, at MOST_POINTS times at most."""
+    by_task: dict[str, list[Event]] = {}
+    for event in events:
+        if event.kind == "system" and event.data.get("task"):
+            by_task.setdefault(str(event.data["task"]), []).append(event)
+    return {
+        task: _over_time(measured[:: math.ceil(len(measured) / _MOST_POINTS)]) for task, measured in by_task.items()
+    }
+
+
+def _over_time(measured: Sequence[Event]) -> dict[str, list[float | None]]:
+    values: dict[str, list[float | None]] = {"at_s": [round(event.wall_s, 1) for event in measured]}
+    for name in ("cpu_percent", "memory_bytes"):
+        values[name] = [number(event.data.get(name)) for event in measured]
+    for name, total in (("received_per_s", "received_bytes"), ("sent_per_s", "sent_bytes")):
+        values[name] = [None, *(_rate(*pair, total) for pair in itertools.pairwise(measured))]
+    return values
+
+
+def _rate(before: Event, after: Event, total: str) -> float | None:
+    """The growth per second of a count; None if it began anew, as after a restart of the task."""
+    first = number(before.data.get(total))
+    last = number(after.data.get(total))
+    seconds = after.wall_s - before.wall_s
+    if first is None or last is None or last < first or seconds <= 0:
+        return None
+    return round((last - first) / seconds, 1)
+
+
+def _stages(run: Run) -> dict[str, float] | None:
+    """Seconds of a step on a worker by stage; None if they were not measured."""
+    stages = mapping(run.result.get("step_time"))
+    return {key.removesuffix("_s"): each for key, each in stages.items() if number(each) is not None} or None
+
+
+def _staleness(run: Run) -> list[list[float]] | None:
+    """Pairs of a staleness and the share of updates that are as stale or less; None if it was not measured."""
+    try:
+        counts = delays.histogram(mapping(run.result.get("staleness")))
+    except (KeyError, TypeError, ValueError):  # without a measurement, or of another version of psrun
+        return None
+    updates = sum(counts.values())
+    return [[each, so_far / updates] for each, so_far in zip(counts, itertools.accumulate(counts.values()))]
+
+
+def _bytes(run: Run) -> dict[str, int]:
+    """The bytes of model and optimizer on each task."""
+    sizes = Counter[str]()
+    for shard in entries(run.result.get("placement")):
+        size = number(shard.get("bytes"))
+        if size is not None and shard.get("kind") in ("model", "optimizer", None):
+            sizes[str(shard.get("task"))] += int(size)
+    return dict(sorted(sizes.items()))

@@ -1,0 +1,181 @@
+"""Rows as text: a table for people, CSV and JSON for programs."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.cells import cell_len
+from rich.table import Table
+from rich.text import Text
+
+from psrun.runs.report.rows import FOLDED, Row, Spread, briefly, shown
+from psrun.runs.report.runs import Run
+
+_BETWEEN = 2  # characters between two columns
+STYLES = {
+    "completed": "green", "failed": "red", "interrupted": "yellow", "running": "cyan", "unknown": "red", "gone": "red",
+    "paused": "dim", "pruned": "dim", "waiting": "dim",
+}  # fmt: skip
+
+
+def headings(columns: Sequence[str]) -> dict[str, str]:
+    """The last part of each dotted column, with indices after it, if it is unique; else the whole name.
+
+    A part that is not directly below its group has the part before it: 'split.fraction' of 'data.split.fraction'.
+    """
+    ends = [_end(column) for column in columns]
+    return {column: end if ends.count(end) == 1 else column for column, end in zip(columns, ends)}
+
+
+def _end(column: str) -> str:
+    parts = column.split(".")
+    last = next((place for place in reversed(range(len(parts))) if not parts[place].isdigit()), 0)
+    return ".".join(parts[max(0, last - 1 if last > 1 else last) :])
+
+
+@dataclass(frozen=True)
+class _Column:
+    """A column with its cells. Text may be broken between words; a number may not."""
+
+    head: str
+    cells: list[Text]
+    is_text: bool
+
+    @property
+    def most(self) -> int:
+        """Characters of its longest line."""
+        return max(len(self.head), *(cell.cell_len for cell in self.cells))
+
+    @property
+    def least(self) -> int:
+        """Characters of its longest word."""
+        words = (cell_len(word) for cell in self.cells for word in cell.plain.split())
+        return max(len(self.head), *words, 0) if self.is_text else self.most
+
+
+def table(rows: Sequence[Row], columns: Sequence[str], room: int | None = None) -> Table:
+    """One row per run, with numbers aligned to the right.
+
+    Args:
+      room: the characters of a line; text is broken between words if necessary. None: no text is broken.
+    """
+    grid = Table(box=None, pad_edge=False, header_style="bold")
+    shown = _columns(rows, columns)
+    widths = [column.most for column in shown]
+    for index in sorted(range(len(shown)), key=lambda index: -widths[index]) if room else ():
+        too_much = sum(widths) + _BETWEEN * (len(shown) - 1) - (room or 0)
+        widths[index] = max(shown[index].least, widths[index] - max(0, too_much))
+    for column, width in zip(shown, widths):
+        grid.add_column(column.head, justify="left" if column.is_text else "right", width=width)
+    for line in zip(*(column.cells for column in shown)):
+        grid.add_row(*line)
+    return grid
+
+
+def _columns(rows: Sequence[Row], columns: Sequence[str]) -> list[_Column]:
+    heads = headings(columns)
+    are_words = {"marks"}
+    are_words |= {column for column in columns if all(isinstance(row.get(column), str | None) for row in rows)}
+    return [_Column(heads[column], _cells(column, rows), column in are_words) for column in columns]
+
+
+def _cells(column: str, rows: Sequence[Row]) -> list[Text]:
+    if column == "run":
+        return [Text(_run_name(row)) for row in rows]
+    if column == "marks":
+        return [Text(words(row.get(column))) for row in rows]
+    is_key = "." in column  # of the configuration; measured values may look alike
+    texts = briefly([row.get(column) for row in rows], distinct=is_key)
+    return [Text(text, style=STYLES.get(text, "") if column == "status" else "") for text in texts]
+
+
+def words(value: Any) -> str:
+    """A list of words, such as marks, as text; that of folded runs is one already."""
+    return " ".join(value) if isinstance(value, list) else shown(value)
+
+
+def _run_name(row: Row) -> str:
+    """The name of a run, or those of folded runs: the first whole, the others without its folder.
+
+    CSV and JSON list all names.
+    """
+    name = shown(row.get("run"))
+    if not row.get(FOLDED):
+        return name
+    first, *others = name.split(", ")
+    folder = first.rpartition("/")[0] + "/"
+    return _names([first, *(name.removeprefix(folder) for name in others)])
+
+
+def fitting(rows: Sequence[Row], columns: Sequence[str], spare: Sequence[str], room: int) -> list[str]:
+    """The columns that fit `room` characters, without the first columns of `spare` if necessary."""
+    visible = list(columns)
+    for column in spare:
+        if least_width(rows, visible) <= room:
+            break
+        visible.remove(column)
+    return visible
+
+
+def least_width(rows: Sequence[Row], columns: Sequence[str]) -> int:
+    """The minimum number of characters of a line if no word and no number is cut."""
+    return sum(column.least for column in _columns(rows, columns)) + _BETWEEN * (len(columns) - 1)
+
+
+def errors(runs: Iterable[Run]) -> list[str]:
+    """One line per error, with all runs that have it."""
+    names_by_error: dict[str, list[str]] = {}
+    for run in runs:
+        if run.error:
+            names_by_error.setdefault(run.error, []).append(run.name)
+    return [f"{_names(names)}: {error}" for error, names in names_by_error.items()]
+
+
+def _names(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 4} more" if len(names) > 5 else ""
+    return ", ".join(names[:4] if more else names) + more
+
+
+def as_csv(rows: Sequence[Row], columns: Sequence[str]) -> str:
+    """CSV with a header line; a Spread has a second column for its deviation, KEY_sd."""
+    wide = _widened(rows, columns)
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(wide[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({key: _csv_value(value) for key, value in row.items()} for row in wide)
+    return out.getvalue()
+
+
+def as_json(rows: Sequence[Row], columns: Sequence[str]) -> str:
+    """A list of objects; a Spread as in CSV."""
+    return json.dumps(_widened(rows, columns), indent=2, default=str) + "\n"
+
+
+def _csv_value(value: Any) -> Any:
+    return value if isinstance(value, (str, int, float, type(None))) and not isinstance(value, bool) else shown(value)
+
+
+def _widened(rows: Sequence[Row], columns: Sequence[str]) -> list[Row]:
+    spread = {column for row in rows for column in columns if isinstance(row.get(column), Spread)}
+    wide = []
+    for row in rows:
+        cells: Row = {}
+        for column in columns:
+            value = row.get(column)
+            cells[column] = value.mean if isinstance(value, Spread) else value
+            if column in spread:
+                cells[f"{column}_sd"] = value.deviation if isinstance(value, Spread) else None
+        wide.append(cells)
+    return wide
+
+
+def summary(runs: Sequence[Run], rows: Sequence[Row]) -> str:
+    """The number of runs, and how many of them are folded."""
+    many = len(runs) - sum(not row.get(FOLDED) for row in rows)
+    one = "1 run" if len(runs) == 1 else f"{len(runs):,} runs"
+    return f"{one}; {many:,} that differ only in the seed are folded to mean ± standard deviation" if many else one

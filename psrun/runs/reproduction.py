@@ -1,0 +1,365 @@
+"""Compares a reproduced run with its record: the environment now and then, and the results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isclose, sqrt
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.filesize import decimal
+from rich.table import Table
+from rich.text import Text
+
+from psrun.config.run_config import RunConfig
+from psrun.errors import ConfigError, Problem
+from psrun.results import provenance
+from psrun.results.provenance import WorkTree
+from psrun.results.reading import mapping, number
+from psrun.runs.report import rows, runs
+from psrun.runs.sweeps.sweep import default_metric
+
+LEAST_RUNS = 3
+_ABSENT = "-"
+_SHOWN = 25  # differences of packages
+# The quantile 0.975 of Student's t distribution, for 1, 2, ... degrees of freedom; then that of the normal one.
+_T = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
+    2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
+)  # fmt: skip
+_T_OF_MANY = 1.96
+_ROUNDING = 1e-5
+
+
+# -- environment
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What differs between the record of a run and here.
+
+    Attributes:
+      matters: whether the reproduced run may give other numbers for it.
+    """
+
+    what: str
+    then: str
+    now: str
+    matters: bool = True
+
+
+def of_environment(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
+    """The differences of two values of the key `environment` of run.json."""
+    found = []
+    if then.get("python") != now.get("python"):
+        found.append(Difference("python", str(then.get("python")), str(now.get("python"))))
+    before = mapping(then.get("packages"))
+    here = mapping(now.get("packages"))
+    for name in sorted({*before, *here}):
+        if before.get(name) != here.get(name):
+            found.append(Difference(f"package {name}", before.get(name, _ABSENT), here.get(name, _ABSENT)))
+    return [*found, *_of_hardware(mapping(then.get("hardware")), mapping(now.get("hardware")))]
+
+
+def _of_hardware(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
+    found = [
+        Difference(key, str(then.get(key)), str(now.get(key)))
+        for key in ("cpu", "cores")
+        if then.get(key) != now.get(key)
+    ]
+    gpus_then, gpus_now = (", ".join(each.get("gpus") or []) or "none" for each in (then, now))
+    if gpus_then != gpus_now:
+        found.append(Difference("gpus", gpus_then, gpus_now))
+    sizes = [number(each.get("memory_bytes")) or 0 for each in (then, now)]
+    if abs(sizes[0] - sizes[1]) > 0.01 * max(sizes):  # a kernel keeps a little more or less for itself
+        found.append(Difference("memory", decimal(int(sizes[0])), decimal(int(sizes[1])), matters=False))
+    return found
+
+
+def of_code(folder: Path, code: Mapping[str, Any], tree: WorkTree, places: Sequence[Path]) -> list[Difference]:
+    """How the code here differs from the recorded one. The run uses the recorded modules.
+
+    Args:
+      folder: the recorded run.
+      tree: the repository here.
+      places: where Python finds the user's modules.
+    """
+    found = []
+    then = _commit(code.get("commit"), code.get("dirty"))
+    now = _commit(tree.commit, tree.dirty)
+    if then != now:
+        found.append(Difference("git commit", then, now, matters=False))
+    for name, copy in sorted(mapping(code.get("modules")).items()):
+        inside = Path(copy).relative_to(provenance.MODULES)
+        here = next((place / inside for place in places if (place / inside).is_file()), None)
+        if here is None:
+            found.append(Difference(f"module {name}", "recorded", "not found", matters=False))
+        elif here.read_bytes() != (folder / copy).read_bytes():
+            found.append(Difference(f"module {name}", "recorded", f"changed: {here}", matters=False))
+    return found
+
+
+def _commit(commit: str | None, dirty: bool | None) -> str:
+    return _ABSENT if commit is None else f"{commit[:12]}{' and changes' if dirty else ''}"
+
+
+def of_data(then: Mapping[str, Any], now: Mapping[str, Mapping[str, Any] | None]) -> list[Difference]:
+    """The files that are gone or whose content differs, of two values of `data.hashes` of run.json."""
+    return [
+        Difference(f"data {name}", _content(entry), _content(now.get(name)))
+        for name, entry in then.items()
+        if entry != now.get(name)
+    ]
+
+
+def _content(entry: Mapping[str, Any] | None) -> str:
+    if entry is None:
+        return "not found"
+    if "version" in entry:
+        return f"version {entry['version']}"
+    digest = entry["sha256"]
+    return f"{entry['bytes']:,} bytes, sha256 {digest[:12]}"
+
+
+def table(title: str, differences: Sequence[Difference]) -> RenderableType:
+    """The differences, a row each; of very many, such as of packages, the first ones."""
+    if not differences:
+        return Text(f"{title}: no difference")
+    rows_of = _table(title, "what", "recorded", "here")
+    for each in differences[:_SHOWN]:
+        rows_of.add_row(each.what, each.then, each.now)
+    rest = len(differences) - _SHOWN
+    return Group(rows_of, Text(f"and {rest} more")) if rest > 0 else rows_of
+
+
+# -- results
+
+
+@dataclass(frozen=True)
+class Determinism:
+    """Whether a run with the same seed and environment has equal numbers.
+
+    Attributes:
+      why: or why not.
+      rounding: the relative difference that sums over workers, in the order in which they finish, may have.
+    """
+
+    equal: bool
+    why: str
+    rounding: float = 0.0
+
+
+def determinism(run: RunConfig, results: Sequence[Mapping[str, Any]], *, resumed: bool = False) -> Determinism:
+    """What is to be expected of a run and of its reproduction.
+
+    Args:
+      results: run.json of both.
+      resumed: whether the run was resumed from a checkpoint: its data began anew then.
+    """
+    for applies, why in (
+        (any(_gpus(each) for each in results), "sums on GPUs have no fixed order"),
+        (any(each.get("recoveries") for each in results), "tasks were lost, and their steps repeated"),
+        (resumed, "the run was resumed, and its data began anew"),
+        (run.data_service, "tf.data service has no fixed order"),
+    ):
+        if applies:
+            return Determinism(False, why)
+    if not run.cluster.has_parameter_servers:
+        return Determinism(True, "it has no parameter servers")
+    if run.trainer.prefetch_rows:
+        return Determinism(False, "rows are fetched while the step before may still update them")
+    workers = {mapping(each.get("cluster")).get("num_workers") for each in results}
+    if workers == {1}:
+        return Determinism(True, "it has one worker")
+    mode = run.consistency
+    if not mode.averages:
+        return Determinism(False, "asynchronous updates have no fixed order")
+    if any(number != mode.gradients_per_update(number) for number in workers if number):
+        return Determinism(False, "the fastest workers decide which gradients are applied")
+    # Weights are equal; metrics are sums of float32 that the workers add to.
+    return Determinism(True, "its workers are synchronous", _ROUNDING)
+
+
+def _gpus(result: Mapping[str, Any]) -> Any:
+    return mapping(mapping(result.get("environment")).get("hardware")).get("gpus")
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The metrics of runs with the configuration of a run.
+
+    Attributes:
+      sample: which runs: '10 seeds' or '4 runs with the same seed'; empty without any.
+      values: by metric.
+    """
+
+    sample: str = ""
+    values: Mapping[str, Sequence[float]] = field(default_factory=dict)
+
+    def interval(self, metric: str) -> tuple[float, float] | None:
+        """Where one more run has its value with a probability of 95 %: mean ± t · s · sqrt(1 + 1/n)."""
+        values = self.values.get(metric)
+        if values is None:
+            return None
+        freedom = len(values) - 1
+        quantile = _T[freedom - 1] if freedom <= len(_T) else _T_OF_MANY
+        half = quantile * stdev(values) * sqrt(1 + 1 / len(values))
+        return mean(values) - half, mean(values) + half
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The results of a run and of its reproduction.
+
+    Attributes:
+      judged: the metric that decides where the numbers may differ.
+      determinism: whether they may.
+    """
+
+    then: Mapping[str, float]
+    now: Mapping[str, float]
+    steps: tuple[Any, Any]
+    spread: Spread
+    judged: str | None
+    determinism: Determinism
+    differences: Sequence[Difference]
+
+    @property
+    def equal(self) -> bool:
+        """Whether all metrics are equal, up to the rounding that the run has, and the number of steps."""
+        same = all(self._is_equal(name) for name in {**self.then, **self.now})
+        return same and self.steps[0] == self.steps[1]
+
+    def _is_equal(self, name: str) -> bool:
+        if name not in self.then or name not in self.now:
+            return False
+        return isclose(self.then[name], self.now[name], rel_tol=self.determinism.rounding)
+
+    @property
+    def is_reproduced(self) -> bool:
+        """Whether the numbers are equal, or where they may differ, within the spread of the seeds."""
+        return self.equal or (not self._must_be_equal and self._is_within is True and self.steps[0] == self.steps[1])
+
+    @property
+    def _must_be_equal(self) -> bool:
+        return self.determinism.equal and not any(each.matters for each in self.differences)
+
+    @property
+    def _is_within(self) -> bool | None:
+        name = self.judged or ""
+        interval = self.spread.interval(name)
+        if interval is None or name not in self.now:
+            return None
+        low, high = interval
+        return low <= self.now[name] <= high
+
+    @property
+    def verdict(self) -> str:
+        """What the comparison shows, in one sentence."""
+        if self.equal:
+            exact = self.then == self.now
+            return "reproduced: all numbers are equal" + (
+                "" if exact else f" up to rounding ({self.determinism.rounding:g})"
+            )
+        if self.steps[0] != self.steps[1]:
+            return f"not reproduced: {self.steps[1]} steps instead of {self.steps[0]}"
+        if self._must_be_equal:
+            return f"not reproduced: the numbers differ, and should be equal: {self.determinism.why}"
+        why = "environment or keys differ" if self.determinism.equal else self.determinism.why
+        if self._is_within is None:
+            return (
+                f"not judged: the numbers differ, as they may ({why}); by how much is unknown without "
+                f"{LEAST_RUNS} runs that differ in the seed, if at all: name them with --seeds FOLDER"
+            )
+        where = "within" if self._is_within else "outside"
+        start = "reproduced" if self._is_within else "not reproduced"
+        return f"{start}: {self.judged} is {where} the 95 % prediction interval of {self.spread.sample} ({why})"
+
+    def table(self) -> Table:
+        """A row for each metric."""
+        expected = [f"95 % interval of {self.spread.sample}"] if self.spread.sample else []
+        result = _table("Results", "metric", "recorded", "reproduced", "difference", *expected)
+        for name in {**self.then, **self.now}:
+            values = [self.then.get(name), self.now.get(name)]
+            known = [value for value in values if value is not None]
+            change = _ABSENT if len(known) < 2 else "equal" if known[0] == known[1] else f"{known[1] - known[0]:+.3g}"
+            interval = self.spread.interval(name)
+            expected = [f"{interval[0]:.6g} to {interval[1]:.6g}"] if interval else []
+            result.add_row(name, *map(_shown, values), change, *expected)
+        result.add_row("steps", *map(str, self.steps), "equal" if self.steps[0] == self.steps[1] else "differ")
+        return result
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """For run.json of the reproduction."""
+        differing = {
+            name: [value, self.now.get(name)] for name, value in self.then.items() if value != self.now.get(name)
+        }
+        return {
+            "equal": self.equal,
+            "reproduced": self.is_reproduced,
+            "verdict": self.verdict,
+            "environment": [each.what for each in self.differences],
+            "metrics": differing,
+        }
+
+
+def metrics(result: Mapping[str, Any]) -> dict[str, float]:
+    """The final metrics that are numbers."""
+    found = mapping(result.get("metrics"))
+    return {name: float(value) for name, value in found.items() if number(value) is not None}
+
+
+def spread(folder: Path, folders: Sequence[Path], *, named: bool) -> Spread:
+    """The metrics of the completed runs in `folders` with the configuration of the run in `folder`, itself included.
+
+    Of runs with its seed, if there are enough: they differ less than those of several seeds.
+
+    Args:
+      named: whether the user named the folders.
+
+    Raises:
+      ConfigError: they are named, and hold too few such runs.
+    """
+    found = runs.find([folder, *folders])
+    numbers = dict(zip((run.path for run in found), rows.groups(found)))
+    same = [run for run in found if numbers[run.path] == numbers[folder] and run.result.get("status") == "completed"]
+    seed = next(run.config.get(rows.SEED) for run in found if run.path == folder)
+    repeated = [run for run in same if run.config.get(rows.SEED) == seed]
+    if len(repeated) >= LEAST_RUNS:
+        return _spread_of(repeated, f"{len(repeated)} runs with the same seed")
+    by_seed = {run.config.get(rows.SEED): run for run in reversed(same)}
+    if len(by_seed) >= LEAST_RUNS:
+        return _spread_of([*by_seed.values()], f"{len(by_seed)} seeds")
+    if named:
+        message = (
+            f"{len(same)} completed runs in {', '.join(map(str, folders))} have the configuration of {folder.name}, "
+            f"itself included; a spread takes {LEAST_RUNS}, with the same seed or with as many seeds"
+        )
+        raise ConfigError([Problem("--seeds", message)])
+    return Spread()
+
+
+def _spread_of(chosen: Sequence[runs.Run], sample: str) -> Spread:
+    values = [metrics(run.result) for run in chosen]
+    shared = set.intersection(*map(set, values))
+    return Spread(sample, {name: [each[name] for each in values] for name in values[0] if name in shared})
+
+
+def judged_metric(named: str | None, known: Mapping[str, float]) -> str | None:
+    """The metric that decides: that of the sweep if the runs have it, else val_loss or loss."""
+    return named if named in known else default_metric(known)
+
+
+def _table(title: str, *headings: str) -> Table:
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
+    return table
+
+
+def _shown(value: float | None) -> str:
+    return _ABSENT if value is None else f"{value:.9g}"

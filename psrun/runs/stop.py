@@ -1,0 +1,196 @@
+"""`psrun stop RUN...`: the runs, or sweeps, save and end; with --now they end at once."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+from rich.console import Console
+
+from psrun import process
+from psrun.errors import ExitCode, PsrunError
+from psrun.engines.kubernetes import recorded_run
+from psrun.engines.slurm import commands as slurm
+from psrun.results import found, reading, run_state
+from psrun.engines import submitted
+from psrun.results.run_folder import RESULT
+from psrun.runs.sweeps.sweep import RECORD
+from psrun.runs.sweeps.sweep_state import SweepReader
+
+_SAVED_WITHIN_S = 60.0  # a run saves and ends within 25 s, its tasks within 10 s, and other hosts see it later
+_NOW_WITHIN_S = 15.0
+_HANDLED_WITHIN_S = 0.5  # a first signal
+_KILLED_AFTER_S = 10.0  # with --now
+_EVERY_S = 0.2
+
+
+def main(arguments: list[str]) -> ExitCode:
+    """Runs `psrun stop ARGUMENTS`.
+
+    Returns:
+      0 if all runs have ended, else 1.
+
+    Raises:
+      ConfigError: there is no such run.
+      KeyboardInterrupt: Ctrl-C; the runs end nevertheless.
+      SystemExit: from argparse, for --help and for invalid arguments.
+    """
+    options = _parser().parse_args(arguments)
+    console = Console(highlight=False)
+    code = ExitCode.DONE
+    ending: list[_Stopped] = []
+    for folder in dict.fromkeys(found.resolved_run(word).absolute() for word in options.run):
+        try:
+            target = _Stopped.of(folder)
+            if end := target.end():
+                _print(console, f"{found.shown(folder)}: {end}; there is nothing to stop{target.hint(end)}")
+                continue
+            target.ask(now=options.now)
+            ending.append(target)
+        except PsrunError as error:
+            code = ExitCode.FAILED
+            _print(console, f"{found.shown(folder)}: {error}", style="red")
+    deadline_s = time.monotonic() + (_NOW_WITHIN_S if options.now else _SAVED_WITHIN_S)
+    for target in ending:
+        with console.status(f"{found.shown(target.folder)} is ending"):
+            end = target.await_end(deadline_s, kill=options.now)
+        if not end:
+            code = ExitCode.FAILED
+            text = "has not ended yet; psrun stop --now ends it at once" if not options.now else "has not ended"
+            _print(console, f"{found.shown(target.folder)}: {text}", style="red")
+        else:
+            _print(console, f"{found.shown(target.folder)}: {end}{target.hint(end)}")
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="psrun stop", description=__doc__.partition(": ")[2])
+    parser.add_argument("run", nargs="+", metavar="RUN", help=found.HELP)
+    parser.add_argument("--now", action="store_true", help="end at once, without a last checkpoint")
+    return parser
+
+
+@dataclass
+class _Stopped:
+    """A run or a sweep that is to end.
+
+    Attributes:
+      record: the content of run.json or sweep.json when it was asked to end.
+    """
+
+    folder: Path
+    is_sweep: bool
+    record: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, folder: Path) -> _Stopped:
+        """Raises PsrunError if nothing is known of the run."""
+        is_sweep = os.path.exists(folder / RECORD)
+        record, problem = reading.loaded(folder / RECORD) if is_sweep else _result(folder)
+        if problem and not record:
+            raise PsrunError(f"{problem}: the run has not started, or its folder is damaged")
+        return cls(folder, is_sweep, record)
+
+    def end(self) -> str:
+        """How it has ended, in words; empty while it runs."""
+        if self.is_sweep:
+            state = SweepReader(self.folder).look()
+            if state.status == "gone":
+                return "gone: its process was killed"
+            if state.status == "running":
+                return ""
+            counts = ", ".join(f"{number} {status}" for status, number in state.counts.items())
+            return f"{state.status} ({counts})"
+        now = run_state.look(self.folder)
+        if now.gone:
+            return f"gone: {now.gone}"
+        if now.status == submitted.NOT_RUN:
+            return "its job has been cancelled, or has ended before the run began"
+        if not now.ended:
+            return ""
+        saved = [row.get("step") for row in reading.entries(now.result.get("checkpoints")) if row.get("good")]
+        at = f", checkpoint of step {saved[-1]}" if saved else ""
+        return f"{now.outcome}{at}"
+
+    def hint(self, end: str) -> str:
+        """How to continue what was stopped or killed, and has ended as `end` says."""
+        now, _ = reading.loaded(self.folder / (RECORD if self.is_sweep else RESULT))
+        if now.get("status") != "interrupted" and not end.startswith("gone"):
+            return ""
+        command = found.resume_command(self.folder)
+        return f"; to resume: {command}" if command else ""
+
+    def ask(self, *, now: bool) -> None:
+        """Asks the engine, or the process on this host, to end. Raises PsrunError if that is not possible from here."""
+        if not self.is_sweep and recorded_run.is_one(self.folder):
+            recorded_run.stop(self.folder, now=now)
+            return
+        job = reading.mapping(self.record.get("process")).get("slurm_job")
+        if self.record.get("status") == submitted.PENDING:
+            slurm.cancel(str(job))  # there is nothing to save: the run has not begun
+            submitted.record(self.folder, slurm_job=str(job), status=submitted.NOT_RUN)
+            return
+        if job is not None:
+            try:
+                slurm.stop(str(job), now=now)
+                return
+            except PsrunError as error:  # also if it has no batch script, such as in salloc
+                if not run_state.is_here(self.record):
+                    command = " ".join(slurm.stop_command(str(job), now=now))
+                    raise PsrunError(f"{error}; where Slurm's commands are: {command}") from error
+        running = self._process()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if running is None:
+                return
+            running.send_signal(signal.SIGINT)
+            if now:  # the second signal ends it at once; a sweep would start a job again that SIGTERM ends
+                with contextlib.suppress(psutil.TimeoutExpired):
+                    running.wait(_HANDLED_WITHIN_S)  # two of the same kind may arrive as one
+                running.send_signal(signal.SIGINT)
+
+    def await_end(self, deadline_s: float, *, kill: bool) -> str:
+        """How it has ended, in words; empty if it has not until the deadline, as of `time.monotonic`.
+
+        Args:
+          kill: whether to kill a process on this host that does not end.
+        """
+        kill_s = time.monotonic() + _KILLED_AFTER_S
+        while not (end := self.end()) and time.monotonic() < deadline_s:
+            if kill and time.monotonic() > kill_s and run_state.is_here(self.record):
+                kill = False
+                with contextlib.suppress(psutil.Error, PsrunError):
+                    if running := self._process():
+                        running.kill()  # its tasks end with it
+            time.sleep(_EVERY_S)
+        return end
+
+    def _process(self) -> psutil.Process | None:
+        """The process on this host; None if it has ended. Raises PsrunError if it is elsewhere."""
+        recorded = reading.mapping(self.record.get("process"))
+        host = recorded.get("host")
+        if not recorded:
+            raise PsrunError("its process is not recorded; end it with Ctrl-C where it was started")
+        if not run_state.is_here(self.record):
+            here = "in another container of this host" if host == process.place()["host"] else f"on host {host}"
+            raise PsrunError(f"it runs {here}, as process {recorded.get('pid')}; there: psrun stop {self.folder}")
+        try:
+            return run_state.process_of(self.folder, self.record)
+        except (psutil.Error, OSError) as error:
+            raise PsrunError(f"process {recorded.get('pid')} cannot be seen: {error}") from error
+
+
+def _result(folder: Path) -> tuple[Mapping[str, Any], str]:
+    state = run_state.look(folder)
+    return state.result, state.problem
+
+
+def _print(console: Console, text: str, *, style: str | None = None) -> None:
+    console.print(text, style=style, markup=False, soft_wrap=True)

@@ -1,0 +1,422 @@
+"""A sweep in this process: checks, prepares and runs its jobs, collects their results, and ends on a signal."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from psrun import files, process
+from psrun.config import choices, parse, schema
+from psrun.config.arguments import key_of
+from psrun.config.run_config import RunConfig, SweepKeys
+from psrun.errors import ConfigError, ExitCode, Interrupted, Problem, SweepError
+from psrun.launch.child_processes import ForkServer, start_alone
+from psrun.runs.sweeps import jobs
+from psrun.results import recorded_config, run_state
+from psrun.results.run_folder import PRUNED, RESULT, SEARCH_STATES, RunFolder, write_config
+from psrun.runs.sweeps.sweep import END, KILL, RECORD, Job, Sweep, cannot_be_written, distinguishing
+from psrun.runs.watch.sweep import SweepMonitor
+from psrun.tf_internals import generated_files
+
+_WITHIN_S = 40.0  # a run saves and exits within 25 s, and the remaining tasks of its cluster within 10 s
+_KILLED_WITHIN_S = 3.0
+_SAYS_AFTER_S = 3.0
+_LOOKS_EVERY_S = 0.1
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A job that a sweeper proposes: `raw` has plain values, `unresolved` has references."""
+
+    number: int
+    overrides: list[str]
+    folder: Path
+    raw: dict[str, Any]
+    unresolved: Any
+
+
+class SweepSignal(BaseException):
+    """A signal ended the sweep and its jobs. Not an Exception: launchers and sweepers attribute exceptions to a job."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(signum)
+        self.signum = signum
+
+
+class SignalHandler:
+    """The first signal stops running jobs after a save and raises SweepSignal; the second ends all immediately."""
+
+    def __init__(self, sweep: Sweep, show: Callable[[str], None]) -> None:
+        self._sweep = sweep
+        self._show = show
+        self._signum: int | None = None
+
+    def install(self) -> None:
+        process.on_signals(self._handle)
+
+    def raise_again(self) -> None:
+        """Raises SweepSignal again, for launchers that swallow it."""
+        if self._signum is not None:
+            raise SweepSignal(self._signum)
+
+    def _handle(self, signum: int, frame: Any) -> None:
+        if self._signum is not None:
+            if signum == signal.SIGHUP:  # a shell repeats it
+                return
+            self._sweep.request_end(KILL)
+            self._wait(_KILLED_WITHIN_S)
+            os._exit(Interrupted(signum).exit_code)
+        self._signum = signum
+        self._sweep.request_end(END)
+        self._show(f"{signal.Signals(signum).name}: running jobs save and exit; repeat to exit immediately")
+        self._wait(_WITHIN_S)
+        raise SweepSignal(signum)
+
+    def _wait(self, within_s: float) -> None:
+        deadline_s = time.monotonic() + within_s
+        while self._sweep.has_running_jobs() and time.monotonic() < deadline_s:
+            time.sleep(0.1)
+
+
+class SweepRunner:
+    """A sweep of this process.
+
+    Args:
+      arguments: its command line, in Hydra's grammar.
+      before: the sweep to resume; None for a new one.
+
+    Attributes:
+      plans: whether its jobs are planned instead of run.
+      resources: what is closed when the sweep has ended.
+    """
+
+    def __init__(self, arguments: list[str], before: Sweep | None) -> None:
+        self._arguments = arguments
+        self._before = before
+        self._console = Console(highlight=False)
+        self._sweep: Sweep | None = None
+        self._limit: int | str = "auto"
+        self._forks: ForkServer | None = None
+        self._forked = set[Path]()  # folders of jobs whose process imports TensorFlow
+        self._shown = False
+        self._conclusion = ""
+        self._undo: Callable[[], None] = lambda: None
+        self.plans = False
+        self.resources = contextlib.ExitStack()
+
+    # -- start
+
+    def has_nothing_to_do(self) -> bool:
+        """Whether all jobs of a resumed sweep are done; prints a message if so."""
+        before = self._before
+        if before is None or before.status != "completed":
+            return False
+        if not all(job.status == PRUNED or before.is_done(before.folder(job)) for job in before.jobs.values()):
+            return False
+        SweepMonitor(before, self._console).result()
+        self._print(f"all jobs of the sweep in {before.path} are done; nothing to do")
+        return True
+
+    def begin(self, folder: Path, *, keys: Mapping[str, Any]) -> SweepKeys:
+        """Creates the folder of the sweep; returns `keys`, of the node `sweep`.
+
+        Raises:
+          ConfigError: `keys` of the node `sweep` are invalid, or the folder belongs to another sweep.
+          SweepError: the folder cannot be written.
+        """
+        problems: list[Problem] = []
+        options = schema.read(SweepKeys, keys, key="sweep", problems=problems)
+        if problems or options is None:
+            raise ConfigError(problems)
+        self._limit = options.max_parallel
+        sweep = self._before or Sweep(folder, self._arguments, options.search, options.metric, options.mode)
+        if self._before is not None:
+            self._undo = RunFolder(sweep.path).snapshot([RECORD])
+        sweep.rank_by(options.metric, options.mode)
+        sweep.begin(again=self._before is not None)
+        self._sweep = sweep
+        process.outlive_stdout(sys.stderr)
+        self._monitor = SweepMonitor(sweep, self._console)
+        self._signals = SignalHandler(sweep, self._monitor.print)
+        return options
+
+    @property
+    def sweep(self) -> Sweep:
+        """The sweep. Raises SweepError before it has started."""
+        if self._sweep is None:
+            raise SweepError("the sweep has not started")
+        return self._sweep
+
+    @property
+    def has_begun(self) -> bool:
+        return self._sweep is not None
+
+    # -- jobs
+
+    def prepare(self, proposals: Sequence[Proposal]) -> None:
+        """Checks all proposed jobs, then creates their folders.
+
+        Raises:
+          ConfigError: with all problems of all jobs.
+          SweepError: the folder cannot be written.
+        """
+        self._signals.raise_again()
+        sweep = self.sweep
+        self._require_own_folders(proposals)
+        for each in proposals:
+            self._wait_for_others(each)
+        remaining = [each for each in proposals if not self._is_done(each)]
+        raws = {each.number: self._raw(each) for each in remaining}
+        runs = self._checked(remaining, raws)
+        self._forked |= {each.folder for each in remaining if each.number in runs and _imports(runs[each.number])}
+        self.plans = bool(remaining) and all(raw["mode"] == "plan" for raw in raws.values())
+        if not self._shown:
+            auto = jobs.jobs_at_once(list(runs.values()))
+            sweep.max_parallel = self._limit if isinstance(self._limit, int) else auto
+        planned = {
+            each.number: Job(each.number, each.overrides, str(each.folder.relative_to(sweep.path)))
+            for each in proposals
+        }
+        sweep.plan(planned)
+        try:
+            for each in remaining:
+                if not jobs.can_resume(each.raw, each.folder) and (each.folder / RESULT).exists():
+                    shutil.rmtree(each.folder)
+                each.folder.mkdir(parents=True, exist_ok=True)
+                write_config(each.folder, raws[each.number])
+        except OSError as error:
+            raise cannot_be_written(sweep.path, error) from error
+        if not self._shown:
+            self._signals.install()
+            if not self.plans:
+                self._monitor.start()
+            self._shown = True
+
+    def _wait_for_others(self, each: Proposal) -> None:
+        """Waits while another process has the job, such as that of a person who resumes a paused one."""
+        began_s = time.monotonic()
+        says = True
+        with contextlib.suppress(OSError):  # a file system without locks, or no folder yet
+            while files.is_locked(each.folder):
+                if says and time.monotonic() - began_s > _SAYS_AFTER_S:  # a killed sweep's jobs end sooner
+                    says = False
+                    self._print(f"job {each.number} waits for another process that runs it in {each.folder}")
+                self._signals.raise_again()
+                time.sleep(_LOOKS_EVERY_S)
+
+    def start_fork_server(self) -> None:
+        """Starts the fork server of the jobs if several of them are to be forked.
+
+        In the main thread: the kernel ends a process with the thread that has started it.
+        """
+        if self._forks is None and self._forked and (len(self._forked) > 1 or self.sweep.search is not None):
+            self._forks = ForkServer(self.sweep.path / "fork-server.log")
+        if self._forks is not None:
+            self._forks.begin()
+
+    def close(self) -> None:
+        """Ends the fork server, and closes the resources."""
+        self.resources.close()
+        if self._forks is not None:
+            self._forks.close()
+        generated_files.remove_abandoned()
+
+    def run(self, folder: Path) -> float | None:
+        """Runs the job in `folder`, as `jobs.run` does. The sweep ends if the job shows that its metric is mistyped."""
+        start_process = self._forks.start if self._forks is not None and folder in self._forked else start_alone
+        value = jobs.run(folder, self.sweep, elsewhere=False, start_process=start_process)
+        metric = self.sweep.metric
+        run = RunFolder(folder)
+        result = run.stored()
+        metrics = result.get("metrics") or {}  # jobs without evaluation have none
+        is_mistyped = metric is not None and metric not in metrics and schema.is_near(metric, metrics)
+        if value is None and is_mistyped and (result.get("status") == "completed" or run.is_paused):
+            self.sweep.request_end(END)
+        return value
+
+    def plan(self) -> None:
+        """Plans the jobs instead. Raises SweepError."""
+        with self._console.status("planning"):
+            jobs.plan(self.sweep)
+
+    def look(self) -> None:
+        """Reads and shows the state of the jobs. Raises ConfigError if a search would run without its objective."""
+        self._signals.raise_again()
+        self._monitor.look()
+        if self.sweep.search is not None:
+            self._require_metric(is_over=False)
+
+    def _require_own_folders(self, proposals: Sequence[Proposal]) -> None:
+        """Raises ConfigError if two jobs have the same folder."""
+        owners = {self.sweep.folder(job): number for number, job in self.sweep.jobs.items()}
+        for each in proposals:
+            other = owners.setdefault(each.folder, each.number)
+            if other != each.number:
+                message = f"is {each.folder} for jobs {other} and {each.number}; give each job its own folder"
+                raise ConfigError([Problem("hydra.sweep.subdir", message)])
+
+    def _is_done(self, each: Proposal) -> bool:
+        """Whether the job must not run again. Raises ConfigError if its folder holds another job."""
+        sweep = self.sweep
+        stored = RunFolder(each.folder).stored()
+        there = stored.get("overrides")
+        if there is not None and _of_job(there) != _of_job(each.overrides):
+            message = f"holds a job with {' '.join(there)}, but the sweep now wants {' '.join(each.overrides)}"
+            raise ConfigError(
+                [Problem("resume", f"{each.folder} {message}; what the sweep was started with has changed")]
+            )
+        before = sweep.jobs.get(each.number)
+        if before is not None and before.status == "completed" and not stored:
+            self._print(f"job {each.number} was completed, but {each.folder} is missing: running it again")
+        return sweep.is_done(each.folder)
+
+    def _raw(self, each: Proposal) -> dict[str, Any]:
+        """The configuration of the job: as it was first prepared, unless the job failed and starts again."""
+        resumes = jobs.can_resume(each.raw, each.folder)
+        if (
+            not resumes and RunFolder(each.folder).stored().get("status") == "failed"
+        ):  # the mistake may be corrected now
+            return each.raw
+        recorded = recorded_config.as_recorded(each.raw, each.unresolved, each.folder, [])
+        return {**recorded, "resume": str(each.folder)} if resumes else recorded
+
+    def _checked(self, proposals: Sequence[Proposal], raws: Mapping[int, Mapping[str, Any]]) -> dict[int, RunConfig]:
+        """The runs of the jobs by number, without invalid proposals of a search. Raises ConfigError."""
+        runs = dict[int, RunConfig]()
+        by_problem = dict[Problem, list[int]]()
+        for each in proposals:
+            try:
+                runs[each.number] = _require_whole(parse.load(raws[each.number]))
+            except ConfigError as error:
+                for problem in error.problems:
+                    by_problem.setdefault(problem, []).append(each.number)
+        # A later proposal of a search may be invalid: its job fails, and the others continue.
+        goes_on = self.sweep.search not in (None, "grid") and bool(self.sweep.jobs)
+        if by_problem and not goes_on:
+            apart = dict(zip([e.number for e in proposals], distinguishing([e.overrides for e in proposals])))
+            raise ConfigError([_of_jobs(problem, numbers, apart) for problem, numbers in by_problem.items()])
+        return runs
+
+    # -- end
+
+    def conclude(self, text: str) -> None:
+        """Prints a line below the results of the jobs."""
+        self._conclusion = text
+
+    def abandon(self) -> None:
+        """Ends a sweep that cannot start or continue."""
+        if self._sweep is None:
+            return
+        if self._shown:
+            self._monitor.stop()
+            self._monitor.result()
+        if self._before is None and not self._sweep.jobs:
+            self._sweep.discard()
+        else:
+            self._sweep.end("failed")
+        if not self._shown:  # what cannot be resumed in this way can still be resumed in another one
+            self._undo()
+
+    def end(self, signum: int | None) -> ExitCode:
+        """Shows the results of the jobs.
+
+        Args:
+          signum: the signal that ended the sweep; None without one.
+
+        Raises:
+          ConfigError: no job has the metric that ranks them, or jobs cannot be planned.
+          SweepError: the folder of the sweep cannot be written.
+        """
+        sweep = self.sweep
+        if self.plans:
+            self._monitor.update()
+        else:
+            self._monitor.stop()
+            self._monitor.result()
+        if self._conclusion:
+            self._print(self._conclusion)
+        final = ("completed", PRUNED)
+        codes = {job.exit_code or ExitCode.FAILED for job in sweep.jobs.values() if job.status not in final}
+        succeeded = not codes or (sweep.search is not None and signum is None)
+        sweep.end("interrupted" if signum is not None else "completed" if succeeded else "failed")
+        if not succeeded and not self.plans:
+            self._print(f"to resume the other jobs: psrun -m {run_state.resume_argument(sweep.path)}")
+        if signum is not None:
+            return Interrupted(signum).exit_code
+        if self.plans:
+            self._show_plans()
+        else:
+            self._require_metric(is_over=True)
+        return ExitCode.USAGE if codes == {ExitCode.USAGE} else ExitCode.FAILED if codes else ExitCode.DONE
+
+    def _show_plans(self) -> None:
+        """Shows the plans; removes their folder unless the command line names it."""
+        has_folder = any(key_of(argument) == "hydra.sweep.dir" for argument in self._arguments)
+        try:
+            jobs.show_plans(self.sweep, self._console)
+        finally:
+            if self._before is None and not has_folder:
+                files.remove_tree(self.sweep.path)
+
+    def _require_metric(self, *, is_over: bool) -> None:
+        """Raises ConfigError if jobs were measured, but none by the metric of the sweep."""
+        sweep = self.sweep
+        measured = [job for job in sweep.jobs.values() if job.status in ("completed", *SEARCH_STATES)]
+        if sweep.metric is None or not measured:
+            return
+        there: dict[str, Any] = {}
+        for job in measured:
+            there |= RunFolder(sweep.folder(job)).stored().get("metrics") or {}
+            if there.get(sweep.metric) is not None:
+                return
+        if sweep.metric in there and not is_over:  # later ones may have a value
+            return
+        if sweep.metric in there:
+            message = f"'{sweep.metric}' is undefined (null) in every job; the logs of the jobs say why"
+            raise ConfigError([Problem("sweep.metric", message)])
+        guess = schema.did_you_mean(sweep.metric, there)
+        remedy = "" if sweep.search else " Resume the sweep with the right name."
+        raise ConfigError([Problem("sweep.metric", f"no job has a metric '{sweep.metric}'.{guess}{remedy}")])
+
+    def _print(self, text: str) -> None:
+        self._console.print(text, soft_wrap=True, markup=False)
+
+
+def _of_job(overrides: Sequence[str]) -> list[str]:
+    """The overrides that configure a job, sorted, without those that configure the sweep."""
+    return sorted(each for each in overrides if not key_of(each).startswith("sweep."))
+
+
+def _imports(run: RunConfig) -> bool:
+    """Whether the process of a job imports TensorFlow itself, and may be forked. Others start tasks that do."""
+    return run.cluster.fork_server and not isinstance(run.cluster, choices.Supervised)
+
+
+def _require_whole(run: RunConfig) -> RunConfig:
+    """The run. Raises ConfigError if a single process cannot start all of its tasks."""
+    if isinstance(run.cluster, choices.Slurm | choices.Unsupervised) and run.uses_cluster:
+        message = (
+            f"is {run.cluster.kind}, whose tasks are started separately, but a sweep starts whole runs; choose "
+            "inprocess, local or ray, with hydra/launcher=submitit_slurm for Slurm jobs"
+        )
+        raise ConfigError([Problem("cluster", message)])
+    return run
+
+
+def _of_jobs(problem: Problem, numbers: list[int], apart: Mapping[int, str]) -> Problem:
+    """The problem, with the jobs that have it unless all do."""
+    if len(numbers) == len(apart):
+        return problem
+    listed = ", ".join(f"{number} ({apart[number]})" for number in numbers[:3])
+    more = f" and {len(numbers) - 3} more" if len(numbers) > 3 else ""
+    return Problem(problem.key, f"{problem.message} [job {listed}{more}]")

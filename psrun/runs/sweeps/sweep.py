@@ -1,0 +1,359 @@
+"""A sweep: its record in sweep.json, and what its processes tell each other.
+
+One process writes the record, with what it reads from the folders of the jobs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import psrun
+from psrun import files, process
+from psrun.errors import CANNOT_GROW, ConfigError, Problem, SweepError
+from psrun.results import reading, run_state
+from psrun.engines import submitted
+from psrun.results.events import Progress
+from psrun.results.run_folder import OVER, PAUSED, PRUNED, RESULT, SEARCH_STATES, RunFolder, wrong_folder
+
+RECORD = run_state.SWEEP
+DEFAULT_METRICS = ("val_loss", "loss")  # that rank the jobs if none is named
+SEARCH_JOURNAL = "search.journal"  # what a search has proposed
+LOG = "console"  # the console output of a job
+END, KILL = "end", "kill"
+_HOLD_WITHIN_S = 1.0
+_LOWER_IS_BETTER = ("loss", "error", "crossentropy", "mae", "mse", "mape", "msle", "_s")
+_RECORDED = ("number", "overrides", "folder", "status", "metric", "wall_s", "exit_code", "error", "rungs")
+RECORDED_ENDS = (*OVER, *SEARCH_STATES)
+_ENDED = (*RECORDED_ENDS, "gone", run_state.UNKNOWN, submitted.NOT_RUN)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job of a sweep, or a run in a folder without sweep.json. sweep.json has the attributes up to `error`.
+
+    Attributes:
+      number: None without sweep.json.
+      folder: its run folder, relative to the sweep folder.
+      status: waiting, starting, as in run.json, paused or pruned by the search, gone (it ended without recording a
+        status), or unknown.
+      metric: the value that ranks it; None before it has completed.
+      error: its first line.
+      rungs: of a search with halving: the metric at each epoch after which it paused.
+      doing: the phase that its chief reports, such as 'training'; else the status.
+      apart: the overrides that not all jobs have.
+      progress: of the training; None while nothing is known.
+      metrics: the newest value of each.
+      written_s: when anything of it was last written, as of `time.time`; 0 if nothing was.
+    """
+
+    number: int | None
+    overrides: Sequence[str]
+    folder: str
+    status: str = "waiting"
+    metric: float | None = None
+    wall_s: float | None = None
+    exit_code: int | None = None
+    error: str | None = None
+    rungs: Mapping[str, float] = field(default_factory=dict)
+    doing: str = "waiting"
+    apart: str = ""
+    progress: Progress | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    written_s: float = 0.0
+
+    @property
+    def is_over(self) -> bool:
+        return self.status in _ENDED
+
+    @property
+    def has_started(self) -> bool:
+        return self.status not in ("waiting", "starting")
+
+
+@dataclass
+class Sweep:
+    """A sweep in its folder. Only the process that locks the folder changes and writes it; the jobs read it.
+
+    Attributes:
+      arguments: of its command line, in Hydra's grammar.
+      search: the method by which jobs are proposed; None if all are known at the start.
+      metric, mode: as in `psrun.config.run_config.SweepKeys`; without a metric, the mode is 'min'.
+      max_parallel: the number of jobs that run at once.
+      host: where it runs, and where `max_parallel` applies.
+      process: that runs it, as of `process.this_process`; empty where it is not recorded.
+      started_s: the time of the start, or of the last resume, as of `time.time`.
+      status: running, completed, failed or interrupted.
+    """
+
+    path: Path
+    arguments: list[str]
+    search: str | None = None
+    metric: str | None = None
+    mode: str | None = None
+    max_parallel: int = 1
+    host: str = field(default_factory=socket.gethostname)
+    started_s: float = field(default_factory=time.time)
+    process: Mapping[str, Any] = field(default_factory=process.this_process)
+    status: str = "running"
+    jobs: dict[int, Job] = field(default_factory=dict)
+    _lock: Any = field(default_factory=threading.RLock, repr=False)
+
+    @classmethod
+    def read(cls, path: Path) -> Sweep:
+        """The sweep in the folder `path`. Raises ConfigError if there is none that can be resumed."""
+        record, problem = reading.loaded(path / RECORD)
+        if problem or "arguments" not in record:
+            reason = problem or f"{RECORD} has no arguments"
+            hint = "; it holds a run: use psrun resume=... without -m" if os.path.exists(path / RESULT) else ""
+            raise ConfigError([Problem("resume", f"there is no sweep in {path} ({reason}){hint}")])
+        return cls.from_record(path, record)
+
+    @classmethod
+    def from_record(cls, path: Path, record: Mapping[str, Any]) -> Sweep:
+        """The sweep with this content of sweep.json, as far as it is known."""
+        jobs = {}
+        for entry in reading.entries(record.get("jobs")):
+            if isinstance(entry.get("folder"), str) and isinstance(entry.get("number"), int):
+                values = {name: entry[name] for name in _RECORDED if name in entry}
+                jobs[entry["number"]] = Job(**{"overrides": [], **values})
+        names = ("search", "metric", "mode", "max_parallel", "status")
+        values = {name: record[name] for name in names if name in record}
+        values["search"] = values.get("search") or None  # false in earlier versions
+        arguments = record.get("arguments") or []
+        started_s = reading.number(record.get("started_s")) or 0.0
+        here = reading.mapping(record.get("process"))
+        host = record.get("host", "")
+        return cls(path, arguments, host=host, started_s=started_s, process=here, jobs=jobs, **values)
+
+    def begin(self, *, again: bool) -> None:
+        """Locks the folder for this process, until the process ends.
+
+        Args:
+          again: whether to resume the sweep in the folder; otherwise the folder must hold none.
+
+        Raises:
+          ConfigError: another process has locked it, it holds a sweep already, or it cannot be written.
+          SweepError: the disk is full, or that of a resumed sweep cannot be written.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            # A job that checks whether its sweep is alive locks the folder for a moment.
+            if not files.hold(self.path, within_s=_HOLD_WITHIN_S):
+                key, remedy = "hydra.sweep.dir", "choose another folder"
+                if again:
+                    shown = shlex.quote(str(self.path))
+                    key, remedy = "resume", f"to follow it: psrun watch {shown}; to end it: psrun stop {shown}"
+                raise ConfigError([Problem(key, f"{self.path} is in use by a running sweep; {remedy}")])
+            if not again and (self.path / RECORD).exists():
+                message = f"{self.path} holds a sweep already; choose another folder, or use psrun -m resume=..."
+                raise ConfigError([Problem("hydra.sweep.dir", message)])
+            shutil.rmtree(self._shared, ignore_errors=True)
+            self._shared.mkdir()
+        except OSError as error:
+            if again or error.errno in CANNOT_GROW:
+                raise cannot_be_written(self.path, error) from error
+            raise wrong_folder("hydra.sweep.dir", self.path, error) from error
+        self.host = socket.gethostname()
+        self.process = process.this_process()
+        self.started_s = time.time()
+        self.status = "running"
+        self.write()
+
+    def record(self) -> dict[str, Any]:
+        """The content of sweep.json."""
+        with self._lock:
+            record = {name: value for name, value in vars(self).items() if name not in ("path", "jobs", "_lock")}
+            jobs = [{name: getattr(job, name) for name in _RECORDED} for _, job in sorted(self.jobs.items())]
+            return record | {"psrun": psrun.__version__, "jobs": jobs}
+
+    def write(self) -> None:
+        """Writes sweep.json. Raises SweepError if that is not possible."""
+        with self._lock:
+            try:
+                files.write_atomic(self.path / RECORD, json.dumps(self.record(), indent=2) + "\n")
+            except OSError as error:
+                raise cannot_be_written(self.path, error) from error
+
+    def plan(self, jobs: Mapping[int, Job]) -> None:
+        """Adds jobs to run, including earlier ones that are not completed. Raises SweepError."""
+        with self._lock:
+            for number, job in jobs.items():
+                before = self.jobs.get(number)
+                if before is None:
+                    self.jobs[number] = job
+                elif before.status != PAUSED and not self.is_done(self.path / job.folder):
+                    self.jobs[number] = replace(job, rungs=before.rungs)
+        self.write()
+
+    def update(self, jobs: Sequence[Job]) -> list[Job]:
+        """Takes over the state of its jobs, as a SweepReader has read it; those whose status has changed."""
+        changed = []
+        with self._lock:
+            for job in jobs:
+                if job.number is None or job.status == self.jobs[job.number].status:
+                    continue
+                metric = self.measured(job.metrics) if job.status == "completed" else None
+                now = replace(job, metric=metric, rungs=self.jobs[job.number].rungs)
+                if job.status not in RECORDED_ENDS:  # the run may still change them
+                    now = replace(now, wall_s=None, exit_code=None, error=None)
+                self.jobs[job.number] = now
+                changed.append(job)
+        return changed
+
+    def rank_by(self, metric: str | None, mode: str | None) -> None:
+        """Ranks the jobs, also those that are completed, by another metric."""
+        if (metric, mode) == (self.metric, self.mode):
+            return
+        self.metric = metric
+        self.mode = mode
+        for number, job in self.jobs.items():
+            metrics = RunFolder(self.folder(job)).stored().get("metrics") or {}
+            value = self.measured(metrics) if job.status == "completed" else None
+            self.jobs[number] = replace(job, metric=value)
+
+    def measured(self, metrics: Mapping[str, Any]) -> float | None:
+        """The value that ranks a job with these metrics; None if it has none."""
+        name = self.metric or default_metric(metrics)
+        value = metrics.get(name) if name else None
+        return float(value) if value is not None else None
+
+    def reached(self, number: int, epoch: int, value: float) -> None:
+        """Records the metric of a job at the epoch after which it paused. Raises SweepError."""
+        with self._lock:
+            job = self.jobs[number]
+            self.jobs[number] = replace(job, rungs={**job.rungs, str(epoch): value})
+        self.write()
+
+    def prune(self) -> None:
+        """Records that no paused job goes on, in its folder if there still is one. Raises SweepError."""
+        with self._lock:
+            for number, job in self.jobs.items():
+                run = RunFolder(self.folder(job))
+                if run.is_paused:
+                    run.record("search", **{**run.stored()["search"], "state": PRUNED})
+                elif job.status == PAUSED and self.was_removed(job):
+                    self.jobs[number] = replace(job, status=PRUNED, doing=PRUNED)
+        self.write()
+
+    def was_removed(self, job: Job) -> bool:
+        """Whether a search has paused or pruned the job and its folder was removed: its status holds nevertheless."""
+        return job.status in SEARCH_STATES and not os.path.exists(self.folder(job))
+
+    def folder(self, job: Job) -> Path:
+        return self.path / job.folder
+
+    def is_done(self, folder: Path) -> bool:
+        """Whether the job in `folder` must not run again."""
+        return RunFolder(folder).stored().get("status") in final_statuses(self.search)
+
+    def value(self, folder: Path) -> float | None:
+        """The value that ranks the job in `folder`; None if it has neither completed nor paused."""
+        run = RunFolder(folder)
+        result = run.stored()
+        has_one = result.get("status") == "completed" or run.is_paused
+        return self.measured(result.get("metrics") or {}) if has_one else None
+
+    def discard(self) -> None:
+        """Removes the record of a sweep of which nothing has run."""
+        shutil.rmtree(self._shared, ignore_errors=True)
+        for name in (RECORD, "multirun.yaml", SEARCH_JOURNAL):
+            (self.path / name).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # other files do not belong to the sweep
+            self.path.rmdir()
+
+    def end(self, status: str) -> None:
+        """Records the end of the sweep. Raises SweepError if that is not possible."""
+        self.status = status
+        for number, job in self.jobs.items():
+            if job.status == "starting":  # it was ended before it recorded anything
+                self.jobs[number] = replace(job, status="waiting", doing="waiting")
+        shutil.rmtree(self._shared, ignore_errors=True)
+        self.write()
+
+    # -- messages between its processes
+
+    @property
+    def _shared(self) -> Path:
+        return self.path / ".sweep"
+
+    def request_end(self, how: str) -> None:
+        """Asks all jobs, on any host, to shut down in order (END) or immediately (KILL)."""
+        with contextlib.suppress(OSError):  # a full disk: the jobs end with the process that runs them
+            files.write_atomic(self._shared / "stop", how)
+
+    def end_request(self) -> str | None:
+        """The requested way to end (END or KILL); None without a request."""
+        try:
+            return (self._shared / "stop").read_text(encoding="utf-8")
+        except OSError:
+            return None
+
+    def is_alive(self) -> bool:
+        """Whether the process that runs the sweep is alive; for other processes."""
+        try:
+            return files.is_locked(self.path)
+        except FileNotFoundError:
+            return False
+        except OSError:  # a file system without locks
+            return True
+
+    def take_slot(self) -> int | None:
+        """A descriptor that locks one of the slots for running jobs; None if all are taken."""
+        for slot in self._slots():
+            slot.touch()
+            try:
+                descriptor = files.lock(slot)
+            except OSError:  # a file system without locks: only the launcher limits the jobs
+                return os.open(slot, os.O_RDONLY)
+            if descriptor is not None:
+                return descriptor
+        return None
+
+    def has_running_jobs(self) -> bool:
+        """Whether jobs run, or may run on a file system without locks."""
+        try:
+            return any(slot.exists() and files.is_locked(slot) for slot in self._slots())
+        except OSError:
+            return True
+
+    def _slots(self) -> list[Path]:
+        return [self._shared / f"place-{index}" for index in range(self.max_parallel)]
+
+
+def default_metric(names: Iterable[str]) -> str | None:
+    """The one of these metrics that ranks runs if none is named; None if there is none."""
+    known = set(names)
+    return next((name for name in DEFAULT_METRICS if name in known), None)
+
+
+def mode_of(metric: str) -> str:
+    """'min' or 'max', by the name of a metric."""
+    return "min" if metric.endswith(_LOWER_IS_BETTER) else "max"
+
+
+def final_statuses(search: str | None) -> tuple[str, ...]:
+    """The statuses after which a job does not run again: in a search, a failed job would fail once more."""
+    return ("completed", "failed") if search else ("completed",)
+
+
+def distinguishing(overrides: Sequence[Sequence[str]]) -> list[str]:
+    """Of the overrides of each job those that not all jobs have, as text."""
+    sets = [set(each) for each in overrides if each]
+    common = set.intersection(*sets) if len(sets) > 1 else set[str]()
+    return [" ".join(each for each in one if each not in common) for one in overrides]
+
+
+def cannot_be_written(folder: Path, error: OSError) -> SweepError:
+    """The error to raise if a file in a sweep's folder cannot be written."""
+    return SweepError(f"the sweep folder {folder} cannot be written to: {error.strerror or error}")

@@ -1,0 +1,209 @@
+"""The state of a sweep's jobs, as their folders show it, for the sweep itself and for the commands on runs."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from psrun import files
+from psrun.errors import PsrunError
+from psrun.results import reading, run_state
+from psrun.results.run_folder import OVER, RESULT, SEARCH_STATES, RunFolder
+from psrun.runs.sweeps.sweep import (
+    LOG,
+    RECORD,
+    RECORDED_ENDS,
+    Job,
+    Sweep,
+    default_metric,
+    distinguishing,
+    final_statuses,
+    mode_of,
+)
+
+BETWEEN_JOBS_S = 15.0  # without sweep.json, another job may start within this time
+
+
+@dataclass(frozen=True)
+class SweepState:
+    """The state of all jobs at one moment.
+
+    Attributes:
+      jobs: in the order of their numbers; without sweep.json in that of their names.
+      status: of the sweep, as in sweep.json, or gone (its process was killed); None without sweep.json.
+      metric: the metric that ranks the jobs; None while there is none.
+      mode: 'min' or 'max'.
+    """
+
+    jobs: Sequence[Job]
+    status: str | None
+    metric: str | None
+    mode: str
+
+    @property
+    def best(self) -> Job | None:
+        """The best job that has not failed; it may still run. None if no job has the metric.
+
+        Paused and pruned jobs were trained for fewer epochs, and count only while there are no others.
+        """
+        name = self.metric or ""
+        ranked = [job for job in self.jobs if name in job.metrics and job.status not in ("failed", "gone")]
+        whole = [job for job in ranked if job.status not in SEARCH_STATES]
+        ranked = whole or ranked
+        best = max if self.mode == "max" else min
+        return best(ranked, key=lambda job: job.metrics[name], default=None)
+
+    @property
+    def counts(self) -> Counter[str]:
+        """The number of jobs by status."""
+        return Counter(job.status for job in self.jobs)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no job runs and none will start."""
+        if self.status not in (None, "running"):  # jobs that had not started when it ended never start
+            return not any(job.has_started and not job.is_over for job in self.jobs)
+        if not self.jobs:  # they are not known yet
+            return self.status is None
+        quiet_s = time.time() - max(job.written_s for job in self.jobs)
+        return all(job.is_over for job in self.jobs) and quiet_s > BETWEEN_JOBS_S
+
+    def ranking(self, job: Job) -> dict[str, float]:
+        """The metric that ranks the jobs, as far as the job has it; without one the first metric of the job."""
+        if self.metric is None:
+            return dict(list(job.metrics.items())[:1])
+        return {name: value for name, value in job.metrics.items() if name == self.metric}
+
+
+class SweepReader:
+    """Reads the state of the jobs below `path`; finished jobs only once, unless they are resumed.
+
+    Args:
+      metric: the metric that ranks the jobs; None: that of the sweep, else val_loss or loss.
+      mode: 'min' or 'max'; None: that of the sweep, else by the name of the metric.
+      sweep: the sweep that this process runs; None: that in sweep.json, if there is one.
+    """
+
+    def __init__(
+        self, path: Path, *, metric: str | None = None, mode: str | None = None, sweep: Sweep | None = None
+    ) -> None:
+        self._path = path
+        self._metric = metric
+        self._mode = mode
+        self._sweep = sweep
+        self._supervised = sweep is not None
+        self._known: dict[Path, tuple[float, Job]] = {}
+
+    def look(self) -> SweepState:
+        """The current state. Raises PsrunError if the folder, or everything in it, was removed."""
+        if not self._supervised:
+            self._sweep = self._read()
+        jobs = [self._job(path, job) for path, job in (self._recorded() or self._below()).items()]
+        apart = self._apart(jobs)
+        jobs = [replace(job, apart=text) for job, text in zip(jobs, apart)]
+        status = self._sweep.status if self._sweep else None
+        if self._sweep and not self._supervised and self._is_gone(self._sweep):
+            status = "gone"
+        return SweepState(jobs, status, *self._ranked_by(jobs))
+
+    def _apart(self, jobs: Sequence[Job]) -> list[str]:
+        """What of its overrides tells each job from the others. The next one of a search may have other values."""
+        if self._sweep is None or not self._sweep.search:
+            return distinguishing([job.overrides for job in jobs])
+        common = self._sweep.arguments
+        return [" ".join(each for each in job.overrides if each not in common) for job in jobs]
+
+    def _is_gone(self, sweep: Sweep) -> bool:
+        """Whether the process of a sweep that is recorded as running was killed."""
+        if sweep.status != "running" or sweep.host != socket.gethostname():  # a shared file system may keep locks local
+            return False
+        try:
+            now = None if files.is_locked(self._path) else self._read()
+        except OSError:  # a file system without locks
+            return False
+        return now is not None and now.status == "running"
+
+    def _read(self) -> Sweep | None:
+        record, problem = reading.loaded(self._path / RECORD)
+        if not os.path.isdir(self._path):
+            raise PsrunError(f"the folder {self._path} was moved or deleted")
+        if record:
+            return Sweep.from_record(self._path, record)
+        return None if problem.startswith("no ") else self._sweep
+
+    def _below(self) -> dict[Path, Job]:
+        """The runs in the folder; without sweep.json."""
+        paths = sorted(run_state.below(self._path), key=lambda path: run_state.natural(str(path)))
+        if not paths and self._sweep is None:
+            raise PsrunError(f"no run is left in {self._path}: the runs were removed, or none has started")
+        return {path: Job(None, (), run_state.printable(path.relative_to(self._path))) for path in paths}
+
+    def _recorded(self) -> dict[Path, Job]:
+        """The jobs of the sweep by their folders, also those that have not started, without their state."""
+        jobs = sorted(self._sweep.jobs.items()) if self._sweep else []
+        return {self._path / job.folder: Job(number, job.overrides, job.folder) for number, job in jobs}
+
+    def _job(self, path: Path, job: Job) -> Job:
+        """The state of a job, which is `job` before it starts."""
+        stamp_s = reading.changed_s(path / RESULT)
+        recorded = self._sweep.jobs.get(job.number) if self._sweep and job.number is not None else None
+        if self._sweep and recorded and self._sweep.was_removed(recorded):
+            return recorded
+        known_s, previous = self._known.get(path, (0.0, job))
+        if known_s == stamp_s and previous.status in RECORDED_ENDS and self._counts(previous.status, stamp_s):
+            return previous
+        is_planned = job.number is not None
+        may_start = is_planned or time.time() - reading.changed_s(path) < BETWEEN_JOBS_S
+        if stamp_s or not may_start:
+            now = run_state.look(path, supervised=self._supervised)
+            if self._counts(now.outcome, stamp_s):
+                state = _of_run(now, job, previous.metrics)
+                self._known[path] = (stamp_s, state)
+                return state
+        log_s = reading.changed_s(RunFolder(path).log(LOG))
+        sweep = self._sweep
+        has_begun = log_s and is_planned and sweep and log_s >= sweep.started_s and sweep.status == "running"
+        status = "starting" if has_begun else "waiting"
+        return replace(job, status=status, doing=status, written_s=reading.changed_s(path))
+
+    def _counts(self, status: str, stamp_s: float) -> bool:
+        """Whether the sweep keeps this result: it repeats what did not complete before its start or last resume."""
+        if self._sweep is None or status in (*final_statuses(self._sweep.search), *SEARCH_STATES):
+            return True
+        return stamp_s >= self._sweep.started_s
+
+    def _ranked_by(self, jobs: Sequence[Job]) -> tuple[str | None, str]:
+        return ranking_of(self._sweep, jobs, metric=self._metric, mode=self._mode)
+
+
+def ranking_of(
+    sweep: Sweep | None, jobs: Sequence[Job], *, metric: str | None = None, mode: str | None = None
+) -> tuple[str | None, str]:
+    """Metric and mode that rank the jobs, see `SweepReader`."""
+    of_sweep = sweep.metric if sweep else None
+    metric = metric or of_sweep or default_metric(name for job in jobs for name in job.metrics)
+    recorded = sweep.mode if sweep and metric == of_sweep else None
+    return metric, mode or recorded or mode_of(str(metric))
+
+
+def _of_run(now: run_state.RunState, job: Job, metrics: Mapping[str, float]) -> Job:
+    """The state of a started job. It keeps its earlier `metrics`, since a heartbeat does not have all of them."""
+    status = "running" if now.status in OVER and not now.ended and not now.gone else now.outcome
+    exit_code = now.result.get("exit_code")
+    return replace(
+        job,
+        overrides=job.overrides or now.overrides,
+        status=status,
+        doing=now.doing if status == now.status else status,
+        progress=now.progress,
+        metrics={**metrics, **now.metrics},
+        written_s=now.written_s or reading.changed_s(now.path),
+        wall_s=reading.number(now.result.get("wall_s")),
+        exit_code=exit_code if isinstance(exit_code, int) else None,
+        error=None if status in ("completed", "running") else now.error or None,
+    )

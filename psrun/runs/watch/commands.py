@@ -1,0 +1,100 @@
+"""`psrun watch FOLDER`: a run or a sweep while it runs, or afterwards; Ctrl-C ends only the view."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from psrun.errors import ConfigError, ExitCode
+from psrun.results import found, labels, run_state
+from psrun.runs.sweeps.sweep import RECORD
+from psrun.runs.watch.run import EVERY_S, RunView
+from psrun.runs.watch.sweep import SweepView
+
+_ENDLESS = 10_000
+
+
+def main(arguments: list[str]) -> ExitCode:
+    """Runs `psrun watch ARGUMENTS`.
+
+    Returns:
+      The exit code of the run; for a sweep 0 if all jobs completed or were pruned by its search, else 1.
+
+    Raises:
+      ConfigError: there is no run in the folder, no job of the sweep has the metric, or there is nothing to compare.
+      PsrunError: a run ended without recording a status, or cannot be read.
+      KeyboardInterrupt: Ctrl-C, or SIGTERM.
+      SystemExit: from argparse, for --help and for invalid arguments.
+    """
+    options = _parser().parse_args(arguments)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # restores the cursor, which a live view hides
+    console = Console(highlight=False)
+    folder, runs = _awaited(str(options.folder), options.wait)
+    if runs == [folder] and (options.metric or options.mode):
+        raise ConfigError(f"--metric and --mode compare the jobs of a sweep; {options.folder} holds a single run")
+    _show_labels(folder, console)
+    try:
+        if runs == [folder]:
+            return RunView(folder, console, wait_s=options.wait).follow()
+        if not console.is_terminal:
+            console.width = _ENDLESS  # a file has no width
+        return SweepView(folder, console, metric=options.metric, mode=options.mode).follow()
+    except KeyboardInterrupt:
+        console.print("stopped watching; the run continues", style="dim")
+        raise
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="psrun watch",
+        description=f"Shows {__doc__.partition(': ')[2]}",
+        epilog="Exits when the run ends, with its exit code; for a sweep with 0 if all jobs are completed, or pruned.",
+    )
+    parser.add_argument(
+        "folder", type=Path, help="a run, a sweep, or a folder of several, such as runs/; a run also by its name"
+    )
+    parser.add_argument("--metric", metavar="NAME", help="metric that ranks the jobs of a sweep, such as val_auc")
+    text = "the best value of the metric; default: min for losses and errors, max for others"
+    parser.add_argument("--mode", choices=("min", "max"), help=text)
+    text = "how long to wait for a run to start (default 0)"
+    parser.add_argument("--wait", type=_seconds, default=0.0, metavar="SECONDS", help=text)
+    return parser
+
+
+def _show_labels(folder: Path, console: Console) -> None:
+    """Prints the name, the marks and the notes of a run or a sweep, if it has any."""
+    known = labels.read(folder)
+    head = "  ".join(filter(None, [known.name, *known.marks]))
+    for text in (head, *(note.text for note in known.notes)):
+        if text:
+            console.print(text, style="dim", markup=False, soft_wrap=True)
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not value >= 0:
+        raise argparse.ArgumentTypeError(f"must be 0 or more, not {text}")
+    return value
+
+
+def _awaited(word: str, wait_s: float) -> tuple[Path, list[Path]]:
+    """The folder that a word means and the runs in it, once there are any. Raises ConfigError if there are none."""
+    deadline_s = time.monotonic() + wait_s
+    while True:
+        began_s = time.monotonic()
+        folder = found.named(word) or Path(word).expanduser()
+        if os.path.isdir(folder):
+            here = folder.resolve()
+            runs = list(run_state.below(here))
+            if runs or os.path.exists(here / RECORD):
+                return here, runs
+        if time.monotonic() >= deadline_s:
+            break
+        time.sleep(max(min(EVERY_S, wait_s), 5 * (time.monotonic() - began_s)))  # names are sought in all runs
+    waited = f" after {wait_s:.0f} s" if wait_s else "; --wait SECONDS waits for one"
+    raise ConfigError(f"there is no run in {found.resolved(word)}, nor below{waited}")

@@ -1,0 +1,193 @@
+"""The commands in README and docs: all of them are valid, and those of README train, resume, sweep and report.
+
+README's installation and test commands are executed by .ci/run, the tutorials and `init` by test_init.py.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+import gzip
+import importlib
+import io
+import json
+import shlex
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+from documented import PAGES, ROOT, blocks, commands
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import ValueType
+from recorded_runs import a_run, a_sweep
+
+from psrun.cli import hydra_app
+from psrun.cli.main import COMMANDS
+from psrun.config import arguments as arguments_of_a_run
+from psrun.config import compose, parse
+from psrun.errors import ConfigError, ExitCode
+from psrun.runs.sweeps import sweep_state
+
+# Executed by test_init.py, test_completion.py (-sc), test_arguments.py (GROUP=?), test_reproduce.py, test_remove.py,
+# test_run_commands.py (logs), and below (checkpoint).
+ELSEWHERE = ("init", "-sc", "model=?", "--version", "checkpoint", "reproduce", "logs", "rm")
+# Need a run with checkpoints; executed after README's commands, which train one.
+ON_A_RUN = ("docs/guides/checkpoints.md", "docs/guides/exports.md", "docs/guides/evaluation.md")
+AGAIN = ["mode=export", "resume=runs/RUN", "restore=best"]  # an export without restore=best is before it
+SMALL = ("trainer.epochs=1", "trainer.steps_per_epoch=4", "data.num_train_examples=500", "data.num_eval_examples=100")
+NAMED = ("hydra.run.dir=runs/RUN", "checkpoint.best_metric=val_auc", "checkpoint.best_mode=max")
+ROWS = [["age", "city", "COLUMN", "clicked", "bought", "importance"]] + [
+    [20 + n % 40, f"c{n % 3}", n % 2, n % 2, ("no", "yes")[n % 2], 1] for n in range(200)
+]
+
+
+def test_the_command_of_the_picture_in_readme_runs_as_it_is():
+    (line,) = [each for each in (ROOT / "README.md").read_text().splitlines() if each.startswith("  psrun cluster=")]
+    assert compose.all_problems(shlex.split(line)[1:]) == []
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder with the runs and files that pages name."""
+    for name in ("RUN", "A", "B"):
+        a_run(tmp_path / "runs" / name)
+    for name, auc in (("NEW", 0.8), ("BASELINE", 0.7)):
+        for seed in (1, 2):
+            a_run(tmp_path / "runs" / name / str(seed), seed=seed, auc=auc + seed**2 / 100)
+    for name in ("SWEEP", "scaling"):
+        a_sweep(tmp_path / "runs" / name)
+        for unfinished in ("2", "11"):
+            shutil.rmtree(tmp_path / "runs" / name / unfinished)
+            a_run(tmp_path / "runs" / name / unfinished)
+    text = io.StringIO()
+    csv.writer(text).writerows(ROWS)
+    (tmp_path / "clicks").mkdir()
+    for name in ("clicks/train-0.csv.gz", "clicks/eval.csv.gz"):
+        (tmp_path / name).write_bytes(gzip.compress(text.getvalue().encode()))
+    for name in ("train.csv", "eval.csv", "clicks.csv"):
+        (tmp_path / name).write_text(text.getvalue())
+    monkeypatch.setattr(sweep_state, "BETWEEN_JOBS_S", 0.0)  # `a_sweep` writes no sweep.json
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    before = signal.getsignal(signal.SIGTERM)
+    yield tmp_path
+    signal.signal(signal.SIGTERM, before)  # which `psrun watch` sets
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if "tutorials" not in page and commands((ROOT / page).read_text())]
+)
+def test_commands_of_a_page_are_valid(folder, page):
+    """Runs are composed and checked; commands that start no run are executed."""
+    text = (ROOT / page).read_text()
+    write_files(folder, text)
+    for arguments in commands(text):
+        if arguments[0] in ELSEWHERE or "..." in arguments or _resumes_a_sweep(arguments):
+            continue
+        try:
+            code = execute(arguments) if arguments[0] in COMMANDS else check(arguments)
+        except (ConfigError, SystemExit) as error:
+            raise AssertionError(f"psrun {' '.join(arguments)}: {error}") from error
+        assert code == ExitCode.DONE, arguments
+
+
+def write_files(folder: Path, text: str) -> None:
+    """The modules and YAML files of a page; a project's conf/ for pages that assume one."""
+    for language in ("python", "yaml"):
+        for title, code in blocks(text, language):
+            if title:
+                (folder / title).parent.mkdir(parents=True, exist_ok=True)
+                (folder / title).write_text(code)
+            elif language == "python" and code.startswith("def "):
+                with (folder / "mine.py").open("a") as file:
+                    file.write(code)
+
+
+def _resumes(arguments: list[str]) -> bool:
+    return any(each.startswith("resume=") for each in arguments)
+
+
+def _resumes_a_sweep(arguments: list[str]) -> bool:  # executed by test_multirun.py
+    return "-m" in arguments and _resumes(arguments)
+
+
+def execute(arguments: list[str]) -> ExitCode:
+    if arguments[0] == "submit" and "--dry-run" not in arguments:
+        arguments = [*arguments, "--dry-run"]
+    if arguments[:2] == ["data", "synthesize"]:
+        arguments = [*arguments, "--num-examples", "100", "--num-eval-examples", "100"]
+    arguments = ["train.csv" if each == "FILE" else each for each in arguments]
+    return importlib.import_module(COMMANDS[arguments[0]]).main(arguments[1:])
+
+
+def check(arguments: list[str]) -> ExitCode:
+    """Composes and checks a run, or the first job of a sweep."""
+    given = [each for each in arguments_of_a_run.options_first(arguments) if each not in ("-m", "--cfg", "job")]
+    values = [value for value in map(_first, given) if value]
+    of_psrun = not any(each.startswith(("--config-dir", "resume=")) for each in values)
+    composed = composer().compose(values) if of_psrun else hydra_app.composed(values)
+    parse.load(compose.values(composed))
+    return ExitCode.DONE
+
+
+@functools.cache
+def composer() -> compose.Composer:
+    """Of runs without files of a user: it reads those of psrun once for all pages."""
+    return compose.Composer([])
+
+
+def _first(argument: str) -> str:
+    """The argument with the first value of its sweep; empty if it is about the sweep itself."""
+    if argument.startswith("-") or "=" not in argument:
+        return argument
+    if argument.startswith(("hydra/", "hydra.sweep")):  # Hydra's own plug-ins are optional
+        return ""
+    override = OverridesParser.create().parse_override(argument)
+    if not override.is_sweep_override():
+        return argument
+    if override.value_type == ValueType.CHOICE_SWEEP or override.value_type == ValueType.SIMPLE_CHOICE_SWEEP:
+        return f"{override.key_or_group}={next(override.sweep_string_iterator())}"
+    return f"{override.key_or_group}={override.value().start}"
+
+
+@pytest.mark.packaging
+@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.release)], ids=["a part", "whole"])
+def test_readme_can_be_followed_in_a_new_folder(shell, tmp_path, whole):
+    """Each command as it is written, at a small size; then what the guides do with a run that was trained.
+
+    The part is without the runs, plans and sweeps whose like other tests run, as nothing follows from them.
+    """
+    text = (ROOT / "README.md").read_text()
+    write_files(tmp_path, text)
+    runs = tmp_path / "runs"
+    for arguments in commands(text):
+        if whole or "cluster=local" in arguments or _resumes(arguments) or arguments[0] in COMMANDS:
+            shell(shlex.join(["psrun", *_small(arguments)]), tmp_path)
+    assert json.loads((runs / "RUN" / "run.json").read_text())["steps"]["applied"] == 8
+    assert (tmp_path / "report.html").stat().st_size > 5e5
+    statuses = [json.loads(file.read_text())["status"] for file in runs.glob("*/**/run.json")]
+    # RUN; the first run, two jobs of the sweep, 20 of the search, the user's own model.
+    assert statuses == ["completed"] * (25 if whole else 1)
+
+    for name in ("A", "B"):
+        shutil.copytree(runs / "RUN", runs / name)
+    for page in ON_A_RUN:
+        for arguments in commands((ROOT / page).read_text()):
+            if arguments[0] == "checkpoint" or (_reads(arguments) and (whole or arguments != AGAIN)):
+                shell(shlex.join(["psrun", *arguments]).replace("ckpt-500", "ckpt-8"), tmp_path)
+
+
+def _reads(arguments: list[str]) -> bool:
+    """Whether a command exports, predicts or evaluates; README's commands train and resume."""
+    return any(each.startswith("mode=") for each in arguments) and any("=runs/RUN" in each for each in arguments)
+
+
+def _small(arguments: list[str]) -> list[str]:
+    if arguments[0] in COMMANDS or "mode=plan" in arguments:
+        return arguments
+    if _resumes(arguments):
+        return [*arguments, "trainer.epochs=2"]
+    small = [each.replace("cluster.num_workers=1,2", "cluster.num_workers=1") for each in arguments]
+    return [*small, *SMALL, *(NAMED if "cluster=local" in arguments else ())]

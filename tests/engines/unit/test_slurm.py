@@ -1,0 +1,363 @@
+"""Slurm without Slurm: the job from SLURM_*, the batch script, how it is followed, and all bad input."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shlex
+import subprocess
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from rich.console import Console
+from support import run_config
+
+from psrun.config.arguments import quoted
+from psrun.config.topology import Task
+from psrun.engines import submit
+from psrun.engines import submitted as submitted_runs
+from psrun.engines.slurm import allocation, batch_job, commands, task_step
+from psrun.errors import ClusterError, ConfigError, ExitCode, PsrunError
+from psrun.launch.backend import TaskProcess
+from psrun.results import run_state, task_files
+from psrun.roles.task_assignment import identify
+from psrun.runs import remove, stop
+from psrun.runs.listing import entries
+from psrun.runs.watch import commands as watch
+
+JOB = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_PROCID": "0",
+    "SLURM_JOB_NODELIST": "n[0-3]",
+    "SLURM_TASKS_PER_NODE": "2,1(x3)",
+}
+HETEROGENEOUS = {
+    **JOB,
+    "SLURM_HET_SIZE": "2",
+    "SLURM_JOB_NODELIST_HET_GROUP_0": "n0",
+    "SLURM_JOB_NODELIST_HET_GROUP_1": "n[1-2]",
+    "SLURM_TASKS_PER_NODE_HET_GROUP_0": "1",
+    "SLURM_TASKS_PER_NODE_HET_GROUP_1": "3,1",
+    "SLURM_CPUS_PER_TASK_HET_GROUP_0": "1",
+    "SLURM_CPUS_PER_TASK_HET_GROUP_1": "4",
+    "SLURM_MEM_PER_NODE_HET_GROUP_1": "100",
+}
+
+
+def test_only_a_job_that_starts_again_waits_for_the_folder():
+    run = run_config("cluster=slurm")
+    first, again = (identify(run, {**JOB, "SLURM_RESTART_COUNT": count}) for count in ("0", "1"))
+    assert first.role == again.role == "supervisor"
+    assert (first.patience_s, again.patience_s > 0) == (0, True)
+    assert (first.start, again.start) == ("slurm-7.0", "slurm-7.1")
+
+
+def test_a_process_that_is_no_task_of_slurm_has_a_cluster_of_its_own_choice():
+    assert identify(run_config("cluster=slurm", "mode=plan"), {}).role == "planner"
+    assert identify(run_config("cluster=inprocess"), JOB).role == "coordinator"
+    assert identify(run_config("cluster=local"), JOB).role == "supervisor"
+
+
+def test_one_task_reports_for_all_that_srun_has_started_them():
+    with pytest.raises(SystemExit) as raised:
+        identify(run_config("cluster=slurm"), {**JOB, "SLURM_STEP_ID": "0", "SLURM_PROCID": "2"})
+    assert raised.value.code == ExitCode.USAGE
+
+
+def test_a_script_that_runs_again_has_the_same_folder():
+    assert allocation.run_name(JOB) == allocation.run_name({**JOB, "SLURM_RESTART_COUNT": "2"})
+    assert allocation.run_name({}) is None
+
+
+def test_a_step_has_tasks_of_all_components_in_their_order():
+    job = allocation.job_of(run_config("cluster=slurm"), HETEROGENEOUS)
+    assert job.num_tasks == (1, 4)
+    first = ["--het-group=0", "--ntasks=1", "--cpus-per-task=1"]
+    second = ["--het-group=1", "--ntasks=3", "--cpus-per-task=4", "--mem=0"]
+    assert allocation.options(job, 4, HETEROGENEOUS) == [(first, 1), (second, 3)]
+    assert allocation.options(job, 1, HETEROGENEOUS) == [(first, 1)]
+    job = allocation.job_of(run_config("cluster=slurm"), JOB)
+    assert allocation.options(job, 4, JOB) == [(["--ntasks=4", "--cpus-per-task=1"], 4)]
+
+
+def test_a_run_names_its_tasks():
+    run = run_config("cluster=slurm", "cluster.num_ps=1", "cluster.num_workers=1", "data.visitation=dynamic")
+    assert allocation.described(run) == "chief, 1 ps, 1 worker, data_dispatcher, 1 data_worker"
+
+
+# -- the batch script
+
+
+def rendered(*overrides: str, folder: Path = Path("/shared/a run")) -> str:
+    run = run_config("cluster=slurm", *overrides)
+    message = ["cluster=slurm", f"hydra.run.dir='{folder}'"]
+    return batch_job.script(run, message, where=Path("/home/me"), folder=folder, name="psrun-a")
+
+
+def test_the_script():
+    text = rendered("slurm.time='2:00:00'", "slurm.partition=gpu", "slurm.nodes=3", "slurm.memory_per_cpu=4G")
+    lines = text.splitlines()
+    assert lines[0] == "#!/bin/bash"
+    for option in ("time=2:00:00", "partition=gpu", "nodes=3", "mem-per-cpu=4G", "ntasks=5", "requeue",
+                   "signal=B:USR1@120", 'output="/shared/a run/logs/slurm.log"', "open-mode=append"):  # fmt: skip
+        assert f"#SBATCH --{option}" in lines
+    assert "account" not in text
+    assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
+
+
+def test_the_name_of_a_folder_is_no_pattern_and_one_line():
+    assert "#SBATCH --output=/a/50%%j/logs/slurm.log" in rendered(folder=Path("/a/50%j"))
+    for folder in ("/a/b\nc", "/a/b\\c"):
+        with pytest.raises(ConfigError, match=r"hydra\.run\.dir: is "):
+            rendered(folder=Path(folder))
+
+
+@pytest.mark.parametrize("path", ["a b", "it's", 'say "so"', "a#b", "$HOME", "`id`", "a;b", "a\tb", "ü"])
+def test_a_folder_of_any_name_arrives_where_it_is_read(path):
+    """As sbatch reads its comments (get_argument of its opt.c), and as the shell and Hydra read the command."""
+    folder = Path("/shared") / path
+    message = [f"hydra.run.dir={quoted(folder)}"]
+    text = batch_job.script(run_config("cluster=slurm"), message, where=folder, folder=folder, name=path)
+    options = [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH ")]
+    given = dict(shlex.split(option, comments=True)[0].partition("=")[::2] for option in options)
+    assert (given["--chdir"], given["--job-name"]) == (str(folder), path)
+    assert given["--output"] == f"{folder}/logs/slurm.log"
+    body = text.replace("exec ", "printf '%s\\n' ")
+    out = subprocess.run(["bash", "-c", body], capture_output=True, text=True, check=True).stdout.splitlines()
+    parsed = OverridesParser.create().parse_override(out[-1])
+    assert parsed.value() == str(folder)
+
+
+def test_arguments_arrive_in_the_tasks_as_they_were_given():
+    text = rendered("slurm.setup=['export A=1']", "slurm.options=['--constraint=ib']")
+    assert "#SBATCH --constraint=ib" in text
+    body = text.replace("exec ", "printf '%s\\n' ").replace("#SBATCH", "#")
+    out = subprocess.run(["bash", "-c", body], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert out[-2:] == ["cluster=slurm", "hydra.run.dir='/shared/a run'"]
+
+
+# -- psrun submit slurm
+
+
+@pytest.fixture
+def submitted(tmp_path, monkeypatch, capsys):
+    """Submits in a folder of its own; returns what is printed."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str) -> str:
+        assert submit.main(["slurm", *arguments]) == ExitCode.DONE
+        return capsys.readouterr().out
+
+    return run
+
+
+def test_a_dry_run_leaves_nothing_behind(tmp_path, submitted):
+    text = submitted("--dry-run", "model=dense", "cluster.num_workers=3")
+    assert "#SBATCH --ntasks=6" in text
+    assert "model=dense cluster.num_workers=3 cluster=slurm" in text
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_resumed_run_has_the_same_tasks(tmp_path, submitted):
+    (tmp_path / "run.json").write_text('{"overrides": ["cluster=local", "cluster.num_workers=4", "model=dense"]}')
+    text = submitted("--dry-run", f"resume={tmp_path}", "slurm.time=5")
+    assert "#SBATCH --ntasks=7" in text
+    assert f"psrun resume={tmp_path} slurm.time=5 cluster=slurm\n" in text
+
+
+@pytest.fixture
+def fake(tmp_path, monkeypatch):
+    """Replaces a command of Slurm with a shell script."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+    def make(name: str, text: str) -> None:
+        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (folder / name).chmod(0o755)
+
+    return make
+
+
+def test_the_states_of_a_slurm_job(fake):
+    fake("scontrol", "echo 'JobId=7 JobName=a JobState=PENDING Reason=Priority ExitCode=0:0'")
+    assert commands.look("7") == commands.JobState("PENDING", "Priority", "0:0")
+    fake("scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
+    assert not commands.look("7").is_alive
+    with pytest.raises(ClusterError, match="the job cannot be requeued: slurm_load_jobs error: Invalid job id"):
+        commands.requeue("7")
+    fake("scontrol", "echo 'Unable to contact slurm controller' >&2; exit 1")
+    with pytest.raises(ClusterError, match="did not report the state of job 7: Unable to contact"):
+        commands.look("7")
+
+
+def test_a_submitted_job_that_is_not_followed(fake, tmp_path, submitted):
+    fake("sbatch", "grep -q ntasks=5 \"$2\" && echo '12;cluster'")
+    fake("scontrol", "exit 1")
+    text = submitted("--no-follow", "hydra.run.dir=one", "run.name=first")
+    assert "Slurm job 12" in text
+    assert f"psrun stop {tmp_path}/one" in text
+    assert (tmp_path / "one" / "slurm.sh").exists()
+    row = entries.of_run(str(tmp_path / "one")).row
+    assert [row[name] for name in ("status", "name", "engine", "where")] == ["pending", "first", "slurm", "job 12"]
+    with pytest.raises(ConfigError, match="waits for its Slurm job; psrun stop cancels it"):
+        remove.main(["one", "--yes"])
+    fake("scontrol", "echo 'JobState=PENDING'")
+    with pytest.raises(ConfigError, match="waits for Slurm job 12 already"):
+        submit.main(["slurm", "--no-follow", "hydra.run.dir=one"])
+
+
+def test_a_job_that_waits_or_has_ended_before_the_run_began_is_cancelled(fake, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "one"
+    run.mkdir()
+    submitted_runs.record(run, slurm_job="12")
+    fake("scancel", "echo 'Invalid job id specified' >&2; exit 1")
+    fake("scontrol", "echo 'JobState=CONFIGURING'")
+    assert stop.main(["one"]) == 1
+    assert "job 12 cannot be cancelled: Invalid job id specified" in capsys.readouterr().out
+    fake("scontrol", "echo 'JobState=FAILED ExitCode=3:0'")
+    assert stop.main(["one"]) == 0
+    assert run_state.look(run).status == "not run"
+    with pytest.raises(PsrunError, match="has not begun, and its job has ended"):
+        watch.main(["one", "--wait", "60"])
+    submitted_runs.record(run, slurm_job="13")
+    fake("scancel", f"echo $* > {tmp_path}/cancelled")
+    assert stop.main(["one", "--now"]) == 0
+    assert (tmp_path / "cancelled").read_text() == "13\n"
+    (run / "run.json").write_text("{")  # it has begun, and was damaged
+    assert run_state.look(run).status == "unknown"
+    remove.main(["one", "--yes"])
+
+
+def test_a_job_knows_nothing_of_the_one_that_it_was_submitted_from(fake, tmp_path, monkeypatch):
+    """As from a shell that salloc or srun --pty has started."""
+    fake("sbatch", f"env > {tmp_path}/environment; echo 12")
+    client = {"SLURM_CONF": "/etc/slurm.conf", "SLURM_TIME_FORMAT": "relative", "SBATCH_QOS": "low"}
+    inner = {"SLURM_JOB_ID": "7", "SLURM_CPU_BIND": "quiet", "SLURM_MEM_PER_NODE": "1", "SLURM_RESTART_COUNT": "1"}
+
+    def environment() -> set[str]:
+        assert commands.submit(tmp_path / "slurm.sh") == "12"
+        lines = (tmp_path / "environment").read_text().splitlines()
+        return {line.partition("=")[0] for line in lines} & {*client, *inner}
+
+    for name, value in client.items():
+        monkeypatch.setenv(name, value)
+    assert environment() == set(client)
+    for name, value in inner.items():
+        monkeypatch.setenv(name, value)
+    assert environment() == {"SLURM_CONF", "SBATCH_QOS"}
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_job_that_has_gone_without_a_run(fake, tmp_path):
+    fake("scontrol", "echo 'JobState=FAILED Reason=NonZeroExitCode ExitCode=3:0'")
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "slurm.log").write_text("\n".join(map(str, range(9))))
+    following = batch_job.FollowedJob(tmp_path, "7", Console(file=io.StringIO()), None)
+    with pytest.raises(PsrunError) as raised:
+        following.follow()
+    first, *lines = str(raised.value).splitlines()
+    assert "before the run started: FAILED, exit code 3:0 (log: " in first
+    assert run_state.look(tmp_path).status == "not run"
+    assert lines == ["4", "5", "6", "7", "8"]
+
+
+@pytest.fixture
+def soon(monkeypatch):
+    """Slurm is polled more often."""
+    monkeypatch.setattr(batch_job, "_LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(batch_job, "_REQUEUED_WITHIN_S", 0.5)
+
+
+def ended(folder: Path, **values: object) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "run.json").write_text(json.dumps({"status": "completed", "exit_code": 0, **values}))
+
+
+@pytest.mark.usefixtures("soon")
+def test_an_evaluation_is_followed_where_it_is_written(fake, tmp_path, submitted):
+    ended(tmp_path / "run", overrides=["cluster=local", "model=dense"])
+    before = (tmp_path / "run" / "run.json").read_bytes()
+    result = '{"status": "completed", "exit_code": 0}'
+    fake("sbatch", f"echo 12; echo '{result}' > run/evaluations/cluster/run.json")
+    fake("scontrol", "echo 'JobState=COMPLETED ExitCode=0:0'")
+    submitted("resume=run", "mode=evaluate")
+    text = (tmp_path / "run" / "evaluations" / "cluster" / "slurm.sh").read_text()
+    assert f"--output={tmp_path}/run/evaluations/cluster/logs/slurm.log" in text
+    assert "--job-name=psrun-run\n" in text
+    assert (tmp_path / "run" / "run.json").read_bytes() == before
+    assert not (tmp_path / "run" / "slurm.sh").exists()
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_run_that_was_restored_did_not_continue(fake, tmp_path):
+    """As a configuration does that the checkpoint does not fit: run.json is then as it was before the job."""
+    ended(tmp_path, status="interrupted", exit_code=175)
+    before = (tmp_path / "run.json").read_bytes()
+    ended(tmp_path, status="running")
+    fake("scontrol", "echo 'JobState=FAILED ExitCode=2:0'")
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "slurm.log").write_text("psrun: model.units does not fit\n")
+    following = batch_job.FollowedJob(tmp_path, "7", Console(file=io.StringIO()), before)
+    (tmp_path / "before").write_bytes(before)
+    put_back = threading.Timer(1.0, lambda: (tmp_path / "before").rename(tmp_path / "run.json"))
+    put_back.start()
+    with pytest.raises(PsrunError, match=r"(?s)without starting the run: FAILED, exit code 2:0 .*does not fit"):
+        following.follow()
+    put_back.join()
+
+
+@pytest.mark.usefixtures("soon")
+def test_slurm_may_be_silent_for_a_while(fake, tmp_path, monkeypatch):
+    message = io.StringIO()
+    ended(tmp_path)
+    fake(
+        "scontrol",
+        f"cd {tmp_path}; echo x >> asked; if [ $(wc -l < asked) -lt 4 ]; then echo 'Socket timed out' >&2; exit 1; fi; "
+        "echo 'JobState=COMPLETED ExitCode=0:0'",
+    )
+    assert batch_job.FollowedJob(tmp_path, "7", Console(file=message, width=200), None).follow() == ExitCode.DONE
+    assert message.getvalue().count("did not report the state of job 7: Socket timed out") == 1
+    monkeypatch.setattr(batch_job, "_SLURM_SILENT_S", 0.2)
+    fake("scontrol", "echo 'Socket timed out' >&2; exit 1")
+    with pytest.raises(ClusterError, match=f"Socket timed out; the job may continue: psrun watch {tmp_path}"):
+        batch_job.FollowedJob(tmp_path, "7", Console(file=message), None).follow()
+
+
+# -- steps
+
+
+def test_a_process_that_another_one_replaces_ends(tmp_path, monkeypatch):
+    assert task_files.is_replaced(tmp_path, "ps-0", "slurm-7.0")
+    task_files.claim(tmp_path, "ps-0", "slurm-7.0")
+    assert not task_files.is_replaced(tmp_path, "ps-0", "slurm-7.0")
+    task_files.claim(tmp_path, "ps-0", "slurm-7.1")
+    assert task_files.is_replaced(tmp_path, "ps-0", "slurm-7.0")
+    nothing = iter([([], [], [])] * 3)
+    monkeypatch.setattr(task_step, "select", SimpleNamespace(select=lambda *_: next(nothing)))
+    monkeypatch.setattr(task_step, "_LOOK_EVERY_S", -1.0)
+    task_step.TaskStep(Task("ps", 0), tmp_path, "slurm-7.0").serve()  # ends
+
+
+def test_the_address_of_an_interface():
+    assert task_step.host_of("lo") == "127.0.0.1"
+    with pytest.raises(ValueError, match=r"is 'ib9'; node .* has .*lo"):
+        task_step.host_of("ib9")
+
+
+@pytest.mark.parametrize(("job", "gpus_of_it"), [("worker", "0,1"), ("ps", "-1")])
+def test_a_task_has_the_gpus_that_the_engine_gives_it(monkeypatch, tmp_path, job, gpus_of_it):
+    """As many as there are, however many other workers the run has elsewhere."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    addresses = {Task(name, index): f"h:{index}" for name in ("worker", "ps") for index in range(4)}
+    environments: list[str] = []
+    task = Task(job, 3)
+    started = TaskProcess(task, addresses, tmp_path, lambda folder, environment, log: environments.append(environment),
+                          shares_gpus_with=[])  # fmt: skip
+    started.start()
+    assert environments[0]["CUDA_VISIBLE_DEVICES"] == gpus_of_it

@@ -1,0 +1,203 @@
+"""`psrun list`: the rows of runs and sweeps, and the index, which may be lost, damaged or out of date."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from recorded_runs import a_recorded_sweep, a_run
+from support import environment, flipped, truncated
+
+from psrun.results import labels
+from psrun.runs.listing import entries, index
+from psrun.runs.listing.commands import age
+from psrun.runs.listing.commands import main as list_runs
+from psrun.runs.report.commands import main as report
+
+
+@pytest.fixture
+def runs(tmp_path, monkeypatch) -> Path:
+    """Runs A to C and the sweep S below runs/, the current folder above it."""
+    monkeypatch.chdir(tmp_path)
+    for number, name in enumerate("ABC"):
+        a_run(tmp_path / "runs" / name, workers=number + 1, auc=0.9 - number / 10, process={"host": "here", "pid": 1})
+    a_recorded_sweep(tmp_path / "runs" / "S")
+    return tmp_path / "runs"
+
+
+def listed(capfd, *arguments: str) -> list[dict]:
+    list_runs([*arguments, "--json"])
+    return json.loads(capfd.readouterr().out)
+
+
+def names(rows: list[dict]) -> list[str]:
+    return [row["run"] for row in rows]
+
+
+def num_read(root: Path) -> int:
+    """How many run folders a listing reads."""
+    numbers: list[int] = []
+    index.read(root, numbers.append)
+    return len(numbers)
+
+
+def test_rows_of_runs_and_sweeps(runs, capfd):
+    (runs / "B" / "config.yaml").unlink()
+    (runs / "B" / "run.json").write_text("{")
+    rows = {row["run"]: row for row in listed(capfd, "--jobs")}
+    assert list(rows) == ["A", "B", "C", "S", "S/0", "S/1", "S/2"]
+    run = rows["A"]
+    assert (run["status"], run["metric"], run["value"], run["engine"]) == ("completed", "val_loss", 0.4, "local")
+    assert run["where"] == "here"
+    assert run["bytes"] == entries.size_bytes(str(runs / "A")) > 0
+    assert run["metrics"]["val_auc"] == 0.9
+    assert 0 <= run["age_s"] < 3600
+    assert rows["B"]["status"] == "unknown"
+    assert [rows[f"S/{number}"]["status"] for number in range(3)] == ["completed", "completed", "waiting"]
+    sweep = rows["S"]
+    assert (sweep["status"], sweep["jobs"]) == ("interrupted", {"completed": 2, "waiting": 1})
+    assert (sweep["metric"], sweep["value"], sweep["best"]) == ("val_auc", 0.9, "1")
+    assert sweep["bytes"] >= rows["S/0"]["bytes"] + rows["S/1"]["bytes"]
+
+
+@pytest.mark.parametrize("root", [".", "runs", "./runs/S"])
+def test_the_jobs_of_a_sweep_are_found_from_any_folder(runs, capfd, root):
+    (sweep,) = (row for row in listed(capfd, root) if "jobs" in row)
+    assert sweep["jobs"] == {"completed": 2, "waiting": 1}
+
+
+@pytest.mark.command
+@pytest.mark.parametrize(
+    "arguments",
+    ["list runs", "report runs", "rm runs --older-than 0min --dry-run", "logs A", "rm runs/A", "resume=A",
+     "stop runs/group/x", "resume=runs/group/x"],
+)  # fmt: skip
+def test_a_folder_that_cannot_be_read_hides_no_other(runs, arguments):
+    """As a person without the rights of root, who shares the folder with others."""
+    capabilities = "-dac_override,-dac_read_search"
+    drop = ["setpriv", f"--bounding-set={capabilities}", f"--inh-caps={capabilities}"] if os.getuid() == 0 else []
+    index.read(runs)
+    shutil.copytree(runs / "C", runs / "group" / "x")
+    closed = [runs / "A", runs / "group"]
+    for folder in closed:
+        folder.chmod(0)
+    try:
+        ended = subprocess.run([*drop, sys.executable, "-m", "psrun", *arguments.split()], timeout=60, check=False,
+                               capture_output=True, text=True, env=environment())  # fmt: skip
+    finally:
+        for folder in closed:
+            folder.chmod(0o755)
+    assert "Traceback" not in ended.stderr
+    named = re.search(r"[ =](\S+[Ax]|A)$", arguments)
+    if named:
+        assert ended.returncode in (1, 2)
+        assert f"runs/{named[1].removeprefix('runs/')} cannot be read" in ended.stderr
+    else:
+        assert ended.returncode == 0, ended.stderr
+        assert {"B", "C"} <= {word.removeprefix("runs/").rstrip(",") for word in ended.stdout.split()}
+
+
+def test_where_a_run_is(tmp_path):
+    here = {"host": "n0", "pid": 1}
+    of_slurm = a_run(tmp_path / "slurm", process={**here, "slurm_job": "7"}, config={"cluster": {"kind": "slurm"}})
+    of_ray = a_run(tmp_path / "ray", process=here, config={"cluster": {"kind": "ray", "address": "head:6379"}})
+    keys = {"cluster": {"kind": "kubernetes"}, "kubernetes": {"name": "first", "namespace": "team"}}
+    in_pods = a_run(tmp_path / "pods", process=here, config=keys)
+    where = [entries.of_run(str(folder)).row["where"] for folder in (of_slurm, of_ray, in_pods)]
+    assert where == ["job 7 on n0", "head:6379", "team/first"]
+
+
+def test_conditions_and_the_order_are_those_of_a_report(runs, capfd):
+    shutil.rmtree(runs / "S")
+    chosen = ["--where", "num_workers>=2", "--where", "status=completed", "--sort", "-val_auc"]
+    report([str(runs), *chosen, "--json", "-"])
+    reported = json.loads(capfd.readouterr().out)
+    rows = listed(capfd, *chosen)
+    assert names(rows) == names(reported) == ["B", "C"]
+    assert [row["cluster.num_workers"] for row in rows] == [2, 3]  # a key that is named is a column
+    assert names(listed(capfd, "--sort", "-size", "--sort", "run")) == ["A", "B", "C"]
+    list_runs(["--sort", "num_workers"])
+    assert capfd.readouterr().out.splitlines()[0].split()[:4] == ["run", "status", "metric", "num_workers"]
+
+
+def test_a_sweep_has_what_all_of_its_jobs_have(runs, capfd):
+    assert "S" in names(listed(capfd, "--where", "model.embedding_dim=20"))
+    assert "S" not in names(listed(capfd, "--where", "seed=1"))
+
+
+def test_names_notes_and_marks(runs, capfd):
+    labels.rename(runs / "A", "baseline")
+    labels.note(runs / "A", "  first\nline ")
+    labels.note(runs / "A", "second")
+    labels.mark(runs / "A", add={"keep", "old"}, remove=set())
+    labels.mark(runs / "A", add=set(), remove={"old"})
+    (row,) = listed(capfd, "--where", "marks=keep")
+    assert (row["name"], row["marks"], row["notes"]) == ("baseline", ["keep"], "first\nline; second")
+    assert "A" not in names(listed(capfd, "--where", "marks!=keep"))
+    list_runs([])
+    assert "first line; second" in capfd.readouterr().out
+    report([str(runs / "A"), str(runs / "B")])
+    shown = capfd.readouterr().out
+    assert "baseline" in shown
+    assert "keep" in shown
+
+
+def test_a_run_is_read_again_only_where_it_has_changed(runs, capfd):
+    before = listed(capfd)
+    assert num_read(runs) == 1  # job 2 of the sweep, which has not started
+    with (runs / "A" / "metrics.jsonl").open("a") as file:
+        file.write("\n")
+    assert num_read(runs) == 2
+    labels.note(runs / "B", "seen")
+    assert [row["notes"] for row in listed(capfd) if row["run"] == "B"] == ["seen"]
+    shutil.rmtree(runs / "C")
+    assert names(listed(capfd)) == [name for name in names(before) if name != "C"]
+    running = {"status": "running", "process": None}
+    a_run(runs / "D", **running)
+    assert num_read(runs) == num_read(runs) == 2  # what runs is read each time
+    moved = runs.rename(runs.with_name("elsewhere"))
+    assert num_read(moved) == 2
+    rows = listed(capfd, str(moved))
+    assert rows[0]["folder"] == str(moved / "A")
+
+
+@pytest.mark.parametrize("fault", ["removed", "truncated", "flipped", "empty", "no file", "another version"])
+def test_a_lost_or_damaged_index_is_made_anew(runs, capfd, fault):
+    def stable(rows: list[dict]) -> list[dict]:
+        return [{key: value for key, value in row.items() if key != "age_s"} for row in rows]
+
+    before = listed(capfd, "--jobs", "--sort", "num_workers")
+    file = runs / ".psrun-index"
+    if fault in ("removed", "no file"):
+        file.unlink()
+    if fault == "no file":  # nothing can be written there, as on a read-only disk
+        file.mkdir()
+    if fault == "empty":
+        file.write_text("")
+    if fault == "another version":
+        file.write_text(file.read_text().replace('"version": 1', '"version": 0', 1))
+    if fault in ("truncated", "flipped"):
+        {"truncated": truncated, "flipped": flipped}[fault](file)
+    assert stable(listed(capfd, "--jobs", "--sort", "num_workers")) == stable(before)
+    assert num_read(runs) == (6 if fault == "no file" else 1)
+
+
+def test_folders_without_runs(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    list_runs([])
+    assert capfd.readouterr().out == "no runs below runs\n"
+    a_run(tmp_path / "one")
+    assert names(listed(capfd, "one")) == ["one"]
+    assert not (tmp_path / "one" / ".psrun-index").exists()
+
+
+def test_ages():
+    assert [age(seconds) for seconds in (0.2, 59, 60, 7200, 86400 * 3, 86400 * 21)] == [
+        "0 s", "59 s", "1 min", "2 h", "3 d", "3 w",
+    ]  # fmt: skip

@@ -1,0 +1,362 @@
+"""Sweeps: what is recorded, how many go at once, how they end and go on; jobs mostly without TensorFlow."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hydra.types import RunMode
+from omegaconf import OmegaConf
+from rich.console import Console
+from support import run_config
+
+from psrun import files
+from psrun.runs.sweeps import hydra_sweeps
+from psrun.config.compose import Composer
+from psrun.errors import ConfigError, SweepError
+from psrun.runs.sweeps import jobs, runner
+from psrun.runs.sweeps.sweep import END, KILL, Job, Sweep, distinguishing
+from psrun.runs.sweeps.sweep_state import SweepReader
+from psrun.runs.watch.sweep import SweepMonitor, overview
+
+GIB = 2**30
+
+
+def planned(*each: Job) -> dict[int, Job]:
+    return {job.number: job for job in each}
+
+
+# -- how many at once
+
+
+@pytest.mark.parametrize(
+    ("overrides", "cores", "gib", "most"),
+    [
+        (["cluster=none"], 8, 64, 8),
+        (["cluster=none"], 8, 3, 3),
+        (["cluster=none"], 1, 0, 1),
+        (["cluster=inprocess", "cluster.num_workers=4"], 8, 64, 2),
+        (["cluster=local", "cluster.num_workers=2", "cluster.num_ps=3"], 64, 60, 10),
+        (["cluster=local", "cluster.num_workers=2", "cluster.num_ps=3", "evaluation=sidecar_thread"], 64, 60, 10),
+        (["cluster=local", "cluster.num_workers=2", "cluster.num_ps=3", "data.visitation=dynamic"], 64, 60, 7),
+    ],
+)
+def test_jobs_at_once_follow_cores_and_memory(overrides, cores, gib, most):
+    runs = [run_config("cluster=none"), run_config(*overrides)]
+    assert jobs.jobs_at_once(runs, cores=cores, memory_bytes=gib * GIB) == most
+    assert jobs.jobs_at_once([]) >= 1
+
+
+def test_what_a_container_may_use_is_its_limit_without_files_that_were_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(jobs, "_CGROUP", tmp_path)
+    monkeypatch.setattr(jobs.psutil, "virtual_memory", lambda: SimpleNamespace(available=64 * GIB))
+    run = [run_config("cluster=none")]
+    assert jobs.jobs_at_once(run, cores=99) == 64
+    (tmp_path / "memory.max").write_text(f"{16 * GIB}\n")
+    (tmp_path / "memory.current").write_text(f"{14 * GIB}\n")
+    assert jobs.jobs_at_once(run, cores=99) == 2
+    (tmp_path / "memory.stat").write_text(f"anon {4 * GIB}\nfile {10 * GIB}\ninactive_file {9 * GIB}\n")
+    assert jobs.jobs_at_once(run, cores=99) == 11
+    (tmp_path / "memory.max").write_text("max\n")
+    assert jobs.jobs_at_once(run, cores=99) == 64
+
+
+def test_places_are_as_many_as_jobs_may_run_at_once(tmp_path):
+    sweep = Sweep(tmp_path / "sweep", [], max_parallel=2)
+    sweep.begin(again=False)
+    taken = [sweep.take_slot(), sweep.take_slot()]
+    assert None not in taken
+    assert sweep.take_slot() is None
+    assert sweep.has_running_jobs()
+    for place in taken:
+        os.close(place)
+    assert not sweep.has_running_jobs()
+
+
+def test_a_file_system_without_locks_has_room_for_every_job(tmp_path, monkeypatch):
+    def unsupported(*arguments):
+        raise OSError(errno.ENOLCK, "no locks available")
+
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    sweep = Sweep(tmp_path / "sweep", [])
+    sweep.begin(again=False)
+    for slot in [sweep.take_slot(), sweep.take_slot()]:
+        os.close(slot)
+    assert sweep.has_running_jobs()  # as far as can be seen: a signal waits for them, for a bounded time
+
+
+class StubbornJob:
+    """A job that only SIGKILL ends; the user presses Ctrl-C twice."""
+
+    def __init__(self, sweep: Sweep) -> None:
+        self._requests = [END, KILL]
+        self._sweep = sweep
+        self.signals: list[int] = []
+
+    def wait(self, timeout: float | None = None) -> int:
+        if signal.SIGKILL in self.signals:
+            return -signal.SIGKILL
+        assert self._requests, "the second signal is not passed on"
+        self._sweep.request_end(self._requests.pop(0))
+        raise subprocess.TimeoutExpired("job", timeout or 0.0)
+
+    def send_signal(self, signum: int) -> None:
+        self.signals.append(signum)
+
+
+def test_each_signal_is_passed_on_to_a_job(tmp_path):
+    sweep = Sweep(tmp_path / "sweep", [])
+    sweep.begin(again=False)
+    job = StubbornJob(sweep)
+    assert jobs._await(job, sweep, elsewhere=False) == -signal.SIGKILL
+    assert job.signals == [signal.SIGINT, signal.SIGKILL]
+
+
+@pytest.mark.parametrize("cluster", ["slurm", "kubernetes", "tf_config", "static"])
+def test_a_sweep_of_tasks_that_somebody_else_starts_is_refused(cluster):
+    with pytest.raises(ConfigError) as raised:
+        runner._require_whole(run_config(f"cluster={cluster}"))
+    assert [problem.key for problem in raised.value.problems] == ["cluster"]
+
+
+# -- the record
+
+
+def test_a_folder_has_one_sweep(tmp_path):
+    sweep = Sweep(tmp_path / "sweep", ["-m"])
+    sweep.begin(again=False)
+    with pytest.raises(ConfigError, match="is in use by a running sweep"):
+        Sweep(tmp_path / "sweep", ["-m"]).begin(again=True)
+    over = tmp_path / "over"
+    over.mkdir()
+    (over / "sweep.json").write_text("{}")
+    with pytest.raises(ConfigError, match="holds a sweep already"):
+        Sweep(over, ["-m"]).begin(again=False)
+    with pytest.raises(ConfigError, match=r"hydra.sweep.dir: .* cannot be created or written to: Not a directory"):
+        Sweep(over / "sweep.json" / "sweep", ["-m"]).begin(again=False)
+
+
+def test_a_sweep_is_read_as_it_was_written(tmp_path):
+    sweep = Sweep(tmp_path / "sweep", ["-m", "seed=1,2"], metric="val_auc", mode="max", max_parallel=3)
+    sweep.begin(again=False)
+    sweep.plan(planned(Job(0, ["seed=1"], "0"), Job(1, ["seed=2"], "1")))
+    sweep.update([replace(sweep.jobs[1], status="failed", error="no luck")])
+    sweep.end("failed")
+    read = Sweep.read(sweep.path)
+    assert (read.arguments, read.metric, read.max_parallel, read.status) == (["-m", "seed=1,2"], "val_auc", 3, "failed")
+    assert read.jobs == sweep.jobs
+
+
+@pytest.mark.parametrize("text", [None, "", "[]", '{"jobs": []}', '{"psrun": "9", "jobs": [{}]}'])
+def test_a_folder_without_a_sweep_is_reported(tmp_path, text):
+    if text is not None:
+        (tmp_path / "sweep.json").write_text(text)
+    with pytest.raises(ConfigError, match="resume: there is no sweep in"):
+        hydra_sweeps.resumed(["-m", f"resume={tmp_path}"])
+
+
+def test_a_full_disk_is_reported(tmp_path, monkeypatch):
+    def full(*args, **kwargs):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(files, "write_atomic", full)
+    with pytest.raises(SweepError, match=r"cannot be written to: .*No space left on device"):
+        Sweep(tmp_path / "sweep", []).begin(again=False)
+
+
+def test_other_arguments_than_at_the_start_are_named(tmp_path):
+    sweep = Sweep(tmp_path, ["--config-dir", "own", "-m", "seed=1,2", "model=dense", "sweep.max_parallel=2"])
+    sweep.begin(again=False)
+    resume = f"resume={tmp_path}"
+    _, arguments = hydra_sweeps.resumed(["-m", resume, "seed=1,2", "sweep.max_parallel=1", "hydra/launcher=joblib"])
+    assert arguments == [
+        "--config-dir", "own", "-m", "seed=1,2", "model=dense", "sweep.max_parallel=1", "hydra/launcher=joblib",
+        f"hydra.sweep.dir='{tmp_path}'",
+    ]  # fmt: skip
+    with pytest.raises(ConfigError) as raised:
+        hydra_sweeps.resumed(["-m", resume, "seed=1,2,3", "trainer.epochs=2"])
+    assert [line.partition("; ")[0] for line in str(raised.value).splitlines()] == [
+        "seed: is '1,2,3', but was '1,2' when the sweep started",
+        "trainer.epochs: is '2', but was not set when the sweep started",
+    ]
+
+
+# -- how jobs are
+
+
+def job_folder(path: Path, **result) -> Path:
+    path.mkdir(parents=True)
+    (path / "run.json").write_text(json.dumps(result))
+    return path
+
+
+def test_how_a_job_is_by_its_folder(tmp_path):
+    sweep = Sweep(tmp_path, [], started_s=time.time() - 5)
+    sweep.plan(planned(*(Job(number, [], name) for number, name in enumerate(("none", "done", "failed", "begun")))))
+
+    def states(search: str | None = None) -> dict[str, str]:
+        sweep.search = search
+        state = SweepReader(tmp_path, sweep=sweep).look()
+        return {job.folder: job.status for job in state.jobs}
+
+    done = job_folder(tmp_path / "done", status="completed", metrics={"loss": 1.0}, wall_s=3.0, exit_code=0)
+    failed = job_folder(tmp_path / "failed", status="failed", exit_code=1, error={"message": "first\nsecond"})
+    (tmp_path / "begun" / "logs").mkdir(parents=True)
+    (tmp_path / "begun" / "logs" / "console.log").touch()
+    assert states() == {"none": "waiting", "done": "completed", "failed": "failed", "begun": "starting"}
+    for folder in (done, failed):
+        os.utime(folder / "run.json", (1, 1))  # of a start before this one
+    assert states() == {"none": "waiting", "done": "completed", "failed": "waiting", "begun": "starting"}
+    assert states(search="tpe")["failed"] == "failed"
+
+
+def test_jobs_are_distinguished_by_overrides_that_not_all_have(tmp_path):
+    assert distinguishing([["a=1", "b=1"], ["a=1", "b=2"]]) == ["b=1", "b=2"]
+    assert distinguishing([["a=1", "b=1"]]) == ["a=1 b=1"]
+    sweep = Sweep(tmp_path, [], metric="val_auc", mode="max", started_s=0.0)
+    sweep.plan(planned(*(Job(number, [], str(number)) for number in range(3))))
+    for number, (status, metric) in enumerate([("completed", 0.5), ("completed", 0.7), ("failed", 0.9)]):
+        job_folder(tmp_path / str(number), status=status, metrics={"val_auc": metric})
+    best = SweepReader(tmp_path).look().best
+    assert best is not None
+    assert best.number == 1
+
+
+def test_a_terminal_sees_a_row_a_job_and_the_best_so_far(tmp_path):
+    sweep = Sweep(tmp_path, [], metric="val_auc", mode="max", started_s=0.0)
+    sweep.plan(planned(*(Job(number, ["model=dense", f"x=[{number}]"], str(number)) for number in range(30))))
+    job_folder(tmp_path / "0", status="completed", metrics={"val_auc": 0.75}, wall_s=3.0)
+    job_folder(tmp_path / "1", status="running")
+    (tmp_path / "1" / ".tasks").mkdir()
+    progress = {"epoch": 1, "epochs": 2, "step": 10, "steps": 40, "steps_per_s": 5.0, "examples_per_s": 50.0,
+                "loss": 0.5, "metrics": {"val_auc": 0.5}}  # fmt: skip
+    beat = {"pid": 1, "at_s": 1.0, "state": "training", "progress": progress}
+    (tmp_path / "1" / ".tasks" / "chief-0.json").write_text(json.dumps(beat))
+    console = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=100, height=20)
+    console.print(overview(SweepReader(tmp_path, sweep=sweep).look(), 14))
+    shown = console.file.getvalue()
+    assert [line.split() for line in shown.splitlines() if "x=[1]" in line] == [
+        ["1", "x=[1]", "training", "1/2", "10/40", "5", "val_auc", "0.5"]
+    ]
+    assert "30 jobs: 1 completed, 1 running, 28 waiting; best so far: val_auc 0.75, job 0  x=[0]" in shown
+    assert len(shown.splitlines()) < 20
+
+
+def test_elsewhere_lines_show_what_is_new(tmp_path):
+    sweep = Sweep(tmp_path, [], started_s=0.0)
+    sweep.plan(planned(Job(0, ["x=[a]"], "0"), Job(1, ["x=2"], "1")))
+    job_folder(tmp_path / "0", status="completed", metrics={"loss": 0.75, "auc": 1.0}, wall_s=3.0)
+    job_folder(tmp_path / "1", status="failed", exit_code=1, error={"message": "no [luck]\nat all"})
+    console = Console(file=io.StringIO(), width=200)
+    view = SweepMonitor(sweep, console)
+    view.look()
+    view.look()
+    view.result()
+    lines = [line.split() for line in console.file.getvalue().splitlines()]
+    assert lines == [
+        ["job", "0", "x=[a]", "completed", "in", "3.0", "s", "loss", "0.75"],
+        ["job", "1", "x=2", "failed", "no", "[luck]"],
+        ["job", "overrides", "status", "loss", "seconds", "error"],
+        ["0", "x=[a]", "completed", "0.75", "best", "3.0"],
+        ["1", "x=2", "failed", "no", "[luck]"],
+        ["2", "jobs:", "1", "completed,", "1", "failed;", "best:", "loss", "0.75,", "job", "0", "x=[a]"],
+    ]
+
+
+def test_plans_of_a_sweep_are_one_table(tmp_path):
+    sweep = Sweep(tmp_path, [])
+    sweep.plan(planned(Job(0, ["x=1"], "0"), Job(1, ["x=2"], "1")))
+    placement = [{"task": "ps-0", "bytes": 2000}, {"task": "ps-1", "bytes": 1000}, {"task": "chief-0", "bytes": 10}]
+    job_folder(tmp_path / "0", status="completed", placement=placement,
+               bytes_per_step={"read_bytes": 100, "pushed_bytes": 200})  # fmt: skip
+    job_folder(tmp_path / "1", status="failed", error={"message": "too large"})
+    console = Console(file=io.StringIO(), width=200)
+    with pytest.raises(ConfigError, match=r"job 1 \(x=2\): too large"):
+        jobs.show_plans(sweep, console)
+    assert "2.0 kB, 1.0 kB  ps-0 2.0 kB  100 bytes  200 bytes" in " ".join(
+        console.file.getvalue().split("\n")[2:3]
+    ).replace("   ", "  ")
+
+
+def test_jobs_with_the_same_choices_are_composed_once(tmp_path, monkeypatch, compositions):
+    """Hydra itself composes each job twice."""
+    monkeypatch.setattr(hydra_sweeps.jobs, "run", lambda folder, sweep, elsewhere, start_process: None)
+    monkeypatch.setattr("psrun.runs.sweeps.runner.SignalHandler.install", lambda self: None)
+    monkeypatch.setattr("psrun.runs.sweeps.runner.SweepRunner.start_fork_server", lambda self: None)
+    monkeypatch.setattr("psrun.process.outlive_stdout", lambda terminal: None)
+    monkeypatch.setattr(hydra_sweeps, "_end_workers", lambda: None)  # it ends what other tests need, as Keras 3's trees
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    subdir = "hydra.sweep.subdir=${hydra:job.num}/${now:%f}"  # is the same where the job is checked and where it runs
+    arguments = ["-m", "seed=1,2", "model=dense,embedding", "hydra.sweep.dir=sweep", subdir]
+    monkeypatch.setattr(sys, "argv", ["psrun", *arguments])
+    hydra_sweeps.run(arguments)
+    assert len(compositions) == 1 + 2  # for the sweep as a whole, and for each model
+    folders = sorted(tmp_path.glob("sweep/?/*"))
+    assert len({(folder / "config.yaml").read_text() for folder in folders}) == len(folders) == 4
+    own = OmegaConf.load(folders[3] / ".hydra" / "hydra.yaml").hydra
+    assert (own.job.num, own.runtime.output_dir) == (3, str(folders[3]))
+    assert own.overrides.task == ["seed=2", "model=embedding"]
+
+
+def test_each_wrong_value_of_a_sweep_is_reported():
+    problems = hydra_sweeps._problems(
+        ["-m", "model=dnse,cn,dense", "optimizer=glob(s*)", "trainer.epohcs=2", "seed=[1"]
+    )
+    assert [(problem.key, problem.message.partition(".")[0]) for problem in problems[:4]] == [
+        ("model", "there is no model named 'dnse'"),
+        ("seed", "has the value [1, which cannot be read at '[1': close each bracket and quote, and quote text"),
+        ("model", "there is no model named 'cn'"),
+        ("trainer.epohcs", "no such key or group (value '2')"),
+    ]
+    assert len(problems) == 4
+    given = ["-m", "model=dnes", "model.hidden_units=[8],[9]", "seed=x,1", "+tracker=none,mlflow"]
+    assert [problem.key for problem in hydra_sweeps._problems(given)] == ["model", "tracker", "seed"]
+    given = ["-m", "tracker=none", "tracker=mlflow,none"]
+    message = "is chosen twice, as none and as mlflow,none; keep one of them"
+    assert [problem.message for problem in hydra_sweeps._problems(given)] == [message]
+
+
+def test_a_key_that_does_not_exist_is_one_mistake_of_a_sweep_whatever_its_values(monkeypatch, compositions):
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    problems = hydra_sweeps._problems(["-m", "trainer.epoch=1,2,3", "trainer.epochs=1,0"])
+    assert [problem.key for problem in problems] == ["trainer.epoch", "trainer.epochs"]
+    assert len(compositions) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "are_basic"),
+    [
+        ([], (True, True)),
+        (["hydra.launcher._target_=hydra_plugins.hydra_joblib_launcher.joblib_launcher.JoblibLauncher"], (True, False)),
+        (["--config-dir", "own", "hydra/launcher=mine"], (True, True)),
+        (["hydra.sweeper._target_=own.Search"], (False, True)),
+    ],
+)
+def test_a_plug_in_counts_by_its_class_not_by_the_name_of_its_choice(tmp_path, monkeypatch, arguments, are_basic):
+    file = tmp_path / "own" / "hydra" / "launcher" / "mine.yaml"
+    file.parent.mkdir(parents=True)
+    target = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"
+    file.write_text(f"# @package hydra.launcher\n_target_: {target}\n")
+    monkeypatch.chdir(tmp_path)
+    hydra = Composer(arguments).compose([*arguments, "hydra.mode=MULTIRUN"], mode=RunMode.MULTIRUN).hydra
+    assert (hydra_sweeps._is_basic(hydra.sweeper), hydra_sweeps._is_basic(hydra.launcher)) == are_basic
+
+
+def test_a_sweep_is_split_in_jobs():
+    jobs = hydra_sweeps._expanded(["-m", "a=1,2", "b=choice(3,4)", "c=5", "d=interval(0,1)"])
+    assert jobs == [
+        ["-m", "a=1", "b=3", "c=5"], ["-m", "a=1", "b=4", "c=5"], ["-m", "a=2", "b=3", "c=5"],
+        ["-m", "a=2", "b=4", "c=5"],
+    ]  # fmt: skip
