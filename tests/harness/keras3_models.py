@@ -11,7 +11,7 @@ import tf_keras
 
 from psrun import layers
 from psrun.data.source import ArraySource, Feature
-from psrun.layers import keras3
+from psrun.keras3 import layers as keras3
 from psrun.models.model import Model
 
 

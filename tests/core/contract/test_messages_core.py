@@ -23,7 +23,8 @@ from psrun.cluster import partitioners, placement, strategy
 from psrun.cluster.placement import Placed
 from psrun.data import load
 from psrun.data.source import Feature
-from psrun.layers import EmbeddingCollection, Table, keras3
+from psrun.keras3 import layers as keras3
+from psrun.layers import EmbeddingCollection, Table
 from psrun.models.model import Model
 from psrun.optimizers import sparse
 from psrun.program import objective, output_widths, stacks
