@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 from psrun import errors
-from psrun.cli.main import COMMANDS
+from psrun.cli import commands
 from psrun.runs.completion import help_of, parts_of
 
 ROOT = Path(__file__).parents[1]
@@ -212,11 +212,12 @@ def _example(key: Key) -> str:
 @mock.patch.dict(os.environ, COLUMNS="80")  # as wide as argparse makes its help
 def _commands() -> str:
     parts = ["# Commands"]
-    for command, module in COMMANDS.items():
-        text = help_of(module)
-        parts += [f"## psrun {command}", _code(text, "text")]
+    for word in commands.words():
+        command = commands.find(word)
+        text = help_of(command)
+        parts += [f"## psrun {word}", _code(text, "text")]
         for part in parts_of(text):
-            parts += [f"## psrun {command} {part}", _code(help_of(module, part), "text")]
+            parts += [f"## psrun {word} {part}", _code(help_of(command, part), "text")]
     return "\n\n".join(parts)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import shlex
 import sys
 from collections.abc import Sequence
@@ -10,14 +9,13 @@ from collections.abc import Sequence
 from rich.console import Console
 
 import psrun
-from psrun.cli import hydra_app
-from psrun.cli.main import COMMANDS
+from psrun import parts
+from psrun.cli import commands, hydra_app
 from psrun.config import groups
 from psrun.config.run_config import MODES, OF_A_RUN
 from psrun.config.schema import did_you_mean
 from psrun.errors import ConfigError, ExitCode
 from psrun.roles import run_process
-from psrun.runs import completion
 
 _TRAINING = ("fit", "run", "train")  # words for what psrun does without a command
 
@@ -35,14 +33,26 @@ def _dispatch(started_s: float) -> ExitCode:
     if arguments and arguments[0] == "help":
         sys.argv[1:] = [*arguments[1:], "--help"]
         return _dispatch(started_s)
-    if arguments and arguments[0] in completion.OPTIONS:
-        return completion.main(COMMANDS, arguments[1:], started_s)
-    if arguments and arguments[0] in COMMANDS:
-        return importlib.import_module(COMMANDS[arguments[0]]).main(arguments[1:])
+    if arguments and arguments[0] in ("-sc", commands.COMPLETION):
+        return _completion(arguments[1:])
     is_torn = len(arguments) > 1 and arguments[1].startswith("=")  # NAME = VALUE
     if arguments and arguments[0].isidentifier() and not is_torn:
-        raise ConfigError(_no_command(arguments[0], arguments[1:]))
+        return _command(arguments[0], arguments[1:])
     return hydra_app.run(started_s)
+
+
+def _completion(arguments: list[str]) -> ExitCode:
+    complete = commands.find(commands.COMPLETION)
+    if complete is None:
+        raise ConfigError(f"-sc: completion is not installed.{parts.missing()}")
+    return complete(arguments)
+
+
+def _command(word: str, arguments: list[str]) -> ExitCode:
+    command = commands.find(word)
+    if command is None:
+        raise ConfigError(_no_command(word, arguments))
+    return command(arguments)
 
 
 def _no_command(word: str, others: Sequence[str]) -> str:
@@ -51,24 +61,28 @@ def _no_command(word: str, others: Sequence[str]) -> str:
     names = [each for each in others if each not in keys]
     resumed = f"resume={shlex.quote(names[0])}" if names else "resume=RUN"
     if word in _TRAINING:
-        command = _command(keys or ["model=NAME"])
+        command = _line(keys or ["model=NAME"])
         return f"{word} is no command: psrun trains without one; write {command}"
     if word == "resume":
-        command = _command([resumed, *keys])
+        command = _line([resumed, *keys])
         return f"resume is a key; write {command}"
     if word in OF_A_RUN:
-        command = _command([f"mode={word}", resumed, *keys])
+        command = _line([f"mode={word}", resumed, *keys])
         return f"{word} is a mode; write {command}"
     if word in MODES:
-        command = _command([f"mode={word}", *keys])
+        command = _line([f"mode={word}", *keys])
         return f"{word} is a mode; write {command}"
     if word in groups.ONE_CHOICE:
         choice = names[0] if names else "NAME"
-        command = _command([f"{word}={choice}", *keys])
+        command = _line([f"{word}={choice}", *keys])
         return f"{word} is a group; write {command}. psrun {word}=? lists its choices"
-    guess = did_you_mean(word, COMMANDS)
-    return f"unknown command '{word}'.{guess} A run takes GROUP=NAME and KEY=VALUE: see --help"
+    guess = did_you_mean(word, commands.words())
+    return (
+        f"unknown command '{word}'.{guess} A run takes GROUP=NAME and KEY=VALUE: see --help.{parts.missing()}".rstrip(
+            "."
+        )
+    )
 
 
-def _command(arguments: Sequence[str]) -> str:
+def _line(arguments: Sequence[str]) -> str:
     return " ".join(["psrun", *arguments])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import os
 import secrets
 import string
@@ -19,8 +18,8 @@ from omegaconf import DictConfig, OmegaConf, read_write
 from rich.console import Console
 from rich.markup import escape
 
-from psrun import files
-from psrun.cli import resume
+from psrun import files, parts
+from psrun.cli import commands, resume
 from psrun.cli.hydra_context import hydra_context
 from psrun.config import advice, compose, groups, overrides, parse, resolvers, targets
 from psrun.config import arguments as arguments_of_a_run
@@ -55,8 +54,7 @@ def run(started_s: float) -> ExitCode:
         return _print(arguments)
     arguments_of_a_run.require_options_of_a_run(arguments, functools.partial(_key_instead, arguments))
     if arguments_of_a_run.are_of_a_sweep(arguments):
-        # Imported here, as no other command needs the modules of sweeps: a sixth of its imports.
-        return importlib.import_module("psrun.runs.sweeps.hydra_sweeps").run(arguments)
+        return _sweep(arguments)
     if any(key_of(each) == "sweep.search" for each in arguments):
         raise ConfigError([Problem("sweep.search", "searches by many runs; add -m")])
     folder = folder_of(arguments)
@@ -75,6 +73,13 @@ def run(started_s: float) -> ExitCode:
         if undo is not None and code == ExitCode.USAGE:
             undo()
     return code
+
+
+def _sweep(arguments: list[str]) -> ExitCode:
+    sweep = commands.find(commands.MULTIRUN)
+    if sweep is None:
+        raise ConfigError(f"-m: sweeps are not installed.{parts.missing()}")
+    return sweep(arguments)
 
 
 def _key_instead(arguments: Sequence[str], option: str, value: str) -> str:

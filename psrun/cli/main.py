@@ -10,23 +10,6 @@ from typing import Any, NoReturn
 
 from psrun.errors import Interrupted
 
-COMMANDS = {
-    "checkpoint": "psrun.checkpoint.commands",
-    "data": "psrun.tables.commands",
-    "diff": "psrun.runs.report.diff",
-    "init": "psrun.cli.init",
-    "list": "psrun.runs.listing.commands",
-    "logs": "psrun.runs.logs",
-    "mark": "psrun.results.mark",
-    "note": "psrun.results.note",
-    "report": "psrun.runs.report.commands",
-    "reproduce": "psrun.runs.reproduce",
-    "rm": "psrun.runs.remove",
-    "stop": "psrun.runs.stop",
-    "submit": "psrun.engines.submit",
-    "watch": "psrun.runs.watch.commands",
-}
-
 
 def main() -> None:
     """Runs psrun on `sys.argv` and ends the process.

@@ -112,7 +112,9 @@ class _Recorded:
         composed = folder / HYDRA[0]
         self._choices = choices
         trackers = _names(choices.get("tracker"))
-        self._written: Any = recorded_config.renewed(_loaded(composed), trackers) if composed.exists() else {}
+        self._written: Any = (
+            recorded_config.renewed(recorded_config.read(composed), trackers) if composed.exists() else {}
+        )
         known = {**groups.choices(arguments), **self._choices}
         before = recorded_config.renewed_arguments(before)
         held = overrides.parsed([each for each in before if key_of(each) not in self._now])
@@ -158,15 +160,11 @@ class _Recorded:
         return kept
 
 
-def _loaded(path: Path) -> Any:
-    return OmegaConf.to_container(OmegaConf.load(path), resolve=False)
-
-
 def _recorded_choices(folder: Path) -> dict[str, Any]:
     """The choices of the run in `folder`, by group or GROUP@PLACE."""
     hydra = folder / HYDRA[1]
     choices: dict[str, Any] = (
-        _loaded(hydra)["hydra"]["runtime"]["choices"] if hydra.exists() else _kinds(folder / CONFIG)
+        recorded_config.read(hydra)["hydra"]["runtime"]["choices"] if hydra.exists() else _kinds(folder / CONFIG)
     )
     return choices
 
@@ -180,7 +178,7 @@ def _names_what_is_gone(argument: str, choices: Mapping[str, Any], arguments: Se
 
 def _kinds(config: Path) -> dict[str, Any]:
     """The choices of a run without files of Hydra, as with hydra.output_subdir=null: they have the names of kinds."""
-    nodes = _loaded(config) if config.exists() else {}
+    nodes = recorded_config.read(config) if config.exists() else {}
     nodes = recorded_config.renewed(nodes)
     several = {name: [*nodes[name]] for name in groups.SEVERAL_CHOICES if name in nodes}
     return several | {name: nodes[name]["kind"] for name in KINDS if "kind" in nodes.get(name, ())}

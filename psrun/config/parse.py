@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from psrun import parts
 from psrun.config import advice, choices, experiments, groups, keras_names, resolvers, rules, schema, targets
 from psrun.config.choices import KINDS
 from psrun.config.run_config import (
@@ -99,27 +100,27 @@ def load(raw: Mapping[str, Any], *, elsewhere: bool = False) -> RunConfig:
     valid_keys = {*GROUPS, *TOP, *choices.SUBMISSIONS}
     problems += [_unknown(name, value, valid_keys, raw) for name, value in raw.items() if name not in valid_keys]
     one = [group for group in KINDS if group not in groups.SEVERAL_CHOICES]
-    parts: dict[str, Any] = {group: _read_kind(raw.get(group), group, group, problems) for group in one}
-    parts["trackers"] = _read_trackers(raw.get("tracker"), problems)
-    parts["trainer"] = _with_hooks(parts["trainer"], problems)
+    read: dict[str, Any] = {group: _read_kind(raw.get(group), group, group, problems) for group in one}
+    read["trackers"] = _read_trackers(raw.get("tracker"), problems)
+    read["trainer"] = _with_hooks(read["trainer"], problems)
     top = schema.read(_Top, {name: raw[name] for name in TOP if name in raw}, key="", problems=problems)
-    parts["model"], parts["model_keys"] = _read_model(raw.get("model"), problems)
-    parts["optimizer"] = _read_optimizer(raw.get("optimizer"), problems)
-    parts["submission"] = _read_submission(raw, problems)
+    read["model"], read["model_keys"] = _read_model(raw.get("model"), problems)
+    read["optimizer"] = _read_optimizer(raw.get("optimizer"), problems)
+    read["submission"] = _read_submission(raw, problems)
     of_data: list[Problem] = []
-    parts["data"] = _read_data(raw.get("data"), raw.get("cluster"), of_data, elsewhere=elsewhere)
-    if parts["data"] is not None and not of_data and not elsewhere:
-        of_data += _before_loading(parts["data"].target, parts["evaluation"])
+    read["data"] = _read_data(raw.get("data"), raw.get("cluster"), of_data, elsewhere=elsewhere)
+    if read["data"] is not None and not of_data and not elsewhere:
+        of_data += _before_loading(read["data"].target, read["evaluation"])
     problems += [_with_example(problem, raw) for problem in of_data]
     for group, takes_callbacks in (("trainer", choices.Fit), ("evaluation", choices.Sidecar)):
-        for index, node in enumerate(parts[group].callbacks if isinstance(parts[group], takes_callbacks) else ()):
+        for index, node in enumerate(read[group].callbacks if isinstance(read[group], takes_callbacks) else ()):
             target = targets.read(node, key=f"{group}.callbacks[{index}]", problems=problems)
             if target is not None and (problem := keras_names.problem_of_keras3(target.name, "callbacks")):
                 problems.append(Problem(f"{group}.callbacks[{index}]._target_", problem))
     if problems or top is None:
         raise ConfigError(problems)
     values = {field.name: getattr(top, field.name) for field in dataclasses.fields(top)}
-    config = RunConfig(**{**parts, **values, "restore": str(top.restore)}, raw=raw)
+    config = RunConfig(**{**read, **values, "restore": str(top.restore)}, raw=raw)
     if config.consistency.averages and config.trainer.steps_per_execution in (None, "auto"):
         config = dataclasses.replace(config, trainer=dataclasses.replace(config.trainer, steps_per_execution=1))
     problems += rules.problems(config)
@@ -143,7 +144,6 @@ def _unknown(name: str, value: Any, valid_keys: set[str], raw: Mapping[str, Any]
 
 def _read_kind(node: Any, group: str, key: str, problems: list[Problem]) -> Any:
     """The choice of a group that lies at `key`."""
-    kinds = KINDS[group]
     kind = node.get("kind") if isinstance(node, Mapping) else None
     if isinstance(node, Mapping) and "_target_" in node and group in _OWN:
         return _OWN[group](node, problems)
@@ -152,10 +152,13 @@ def _read_kind(node: Any, group: str, key: str, problems: list[Problem]) -> Any:
     if isinstance(node, str):
         problems.append(groups.problem_of_word(group, node))
         return None
-    if not isinstance(kind, str) or kind not in kinds:
-        problems.append(Problem(key, f"is {node!r}; choose {group}=NAME with one of {', '.join(kinds)}"))
+    choice = choices.of_kind(group, kind) if isinstance(kind, str) else None
+    if choice is None:
+        names = ", ".join(choices.kinds(group))
+        message = f"is {node!r}; choose {group}=NAME with one of {names}.{parts.missing()}"
+        problems.append(Problem(key, message.removesuffix(".")))
         return None
-    return schema.read(kinds[kind], node, key=key, problems=problems)
+    return schema.read(choice, node, key=key, problems=problems)
 
 
 def _read_trackers(node: Any, problems: list[Problem]) -> dict[str, choices.TrackerChoice]:
@@ -165,7 +168,7 @@ def _read_trackers(node: Any, problems: list[Problem]) -> dict[str, choices.Trac
         return {}
     if not isinstance(node, Mapping) or not node:
         problems.append(
-            Problem("tracker", f"is {node!r}; choose tracker=NAME with one of {', '.join(KINDS['tracker'])}")
+            Problem("tracker", f"is {node!r}; choose tracker=NAME with one of {', '.join(choices.kinds('tracker'))}")
         )
         return {}
     if misplaced := [name for name in ("kind", "_target_") if name in node]:

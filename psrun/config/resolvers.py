@@ -13,8 +13,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from psrun.config import gpus
-from psrun.config.choices import KINDS
+from psrun.config import choices, gpus
 from psrun.config.schema import AUTO
 from psrun.errors import ConfigError, Problem
 
@@ -51,7 +50,7 @@ def num_replicas(cluster: Mapping[str, Any]) -> int:
     count = cluster.get("num_replicas")
     if isinstance(count, int):
         return count
-    known = isinstance(kind, str) and kind in KINDS["cluster"]  # parse.py reports unknown kinds
+    known = isinstance(kind, str) and choices.of_kind("cluster", kind) is not None  # parse.py reports unknown kinds
     if not known or kind in ("none", "one_device"):
         return 1
     if kind == "multi_worker_mirrored":

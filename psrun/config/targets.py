@@ -23,6 +23,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any, Optional
 
+from psrun import parts
 from psrun.config import groups, schema
 from psrun.errors import ConfigError, Problem, PsrunError
 
@@ -278,6 +279,8 @@ def _no_such(target: Target, reason: str) -> Problem:
     if target.name.isidentifier() and _spec(target.name) is not None:
         reason = f"it is a module; name a callable in it, such as {target.name}.NAME"
         return Problem(f"{target.key}._target_", f"cannot call '{target.name}': {reason}")
+    if parts.is_missing(target.name):
+        return Problem(target.key, f"needs {target.name}.{parts.missing()}".removesuffix("."))
     return Problem(
         f"{target.key}._target_",
         f"cannot find '{target.name}': {reason} (psrun searches the current folder and PYTHONPATH)",

@@ -9,6 +9,7 @@ from typing import Any
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from psrun import parts
 from psrun.config import parse, resolvers
 from psrun.config.arguments import key_of
 from psrun.results.run_folder import CONFIG, HYDRA
@@ -55,7 +56,7 @@ def merged(composed: Any, unresolved: Any, folder: Path, now: set[str]) -> dict[
     """As `as_recorded`, for keys and groups `now` that are given; batch sizes may still follow from others."""
     if not (folder / CONFIG).exists() or "experiment" in now:  # which may choose anything
         return dict(composed)
-    recorded: Any = renewed(OmegaConf.to_container(OmegaConf.load(folder / CONFIG)), composed.get("tracker") or ())
+    recorded: Any = renewed(read(folder / CONFIG), composed.get("tracker") or ())
     now = now | {"data"} if "model" in now else now
     if recorded.get("data", {}).get("batch_size_per_replica") is not None:  # the number of replicas may be another one
         recorded["data"]["global_batch_size"] = None
@@ -65,6 +66,29 @@ def merged(composed: Any, unresolved: Any, folder: Path, now: set[str]) -> dict[
         else node
         for name, node in composed.items()
     }
+
+
+def read(path: Path) -> Any:
+    """The nodes of a recorded configuration, with references, and with today's names of psrun's modules.
+
+    Raises:
+      OSError, YAMLError, OmegaConfBaseException: the file cannot be read.
+    """
+    return _with_names_of_today(OmegaConf.to_container(OmegaConf.load(path), resolve=False))
+
+
+def _with_names_of_today(node: Any) -> Any:
+    if isinstance(node, list):
+        return [_with_names_of_today(each) for each in node]
+    if not isinstance(node, dict):
+        return node
+    renamed = {}
+    for key, value in node.items():
+        if key == "_target_" and isinstance(value, str):
+            renamed[key] = parts.name_of_today(value)
+        else:
+            renamed[key] = _with_names_of_today(value)
+    return renamed
 
 
 def started_in(folder: Path) -> str | None:

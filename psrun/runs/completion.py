@@ -8,32 +8,30 @@ from __future__ import annotations
 
 import contextlib
 import glob
-import importlib
 import io
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from psrun import process
-from psrun.cli import hydra_app
+from psrun.cli import commands, hydra_app
+from psrun.cli.commands import Command
 from psrun.engines.submit import ENGINES
 from psrun.errors import ConfigError, ExitCode
 
-OPTIONS = ("-sc", "--shell-completion")
 _ASKED = re.compile(r"(install|uninstall|query)=(bash|zsh|fish)")
 _OF_A_RUN = ("--cfg", "--config-dir", "--help", "--hydra-help", "--multirun", "--version")
 _CONFIG_DIR, _RESUME, _SUBMIT = "--config-dir", "resume=", "submit"
 
 
-def main(commands: Mapping[str, str], arguments: Sequence[str], started_s: float) -> ExitCode:
+def main(arguments: Sequence[str]) -> ExitCode:
     """Runs `psrun -sc ARGUMENTS`: prints the script for a shell, or the completions of COMP_LINE.
 
     Args:
-      commands: the module of each command.
       arguments: `install=SHELL`, `uninstall=SHELL` or `query=SHELL`.
-      started_s: as in `composition.run`.
 
     Raises:
       ConfigError: `arguments` is none of these.
@@ -44,19 +42,19 @@ def main(commands: Mapping[str, str], arguments: Sequence[str], started_s: float
             "query=SHELL, where SHELL is bash, zsh or fish"
         )
     if not arguments[0].startswith("query="):
-        return hydra_app.run(started_s)
-    return _query(commands, arguments[0], started_s)
+        return hydra_app.run(time.time())
+    return _query(arguments[0])
 
 
-def _query(commands: Mapping[str, str], shell: str, started_s: float) -> ExitCode:
+def _query(shell: str) -> ExitCode:
     line = os.environ.get("COMP_LINE", "")
     words = line.split()[1:] + ([""] if line[-1:].isspace() else [])
     *before, word = words or [""]
     with process.silent_stderr():
         if before and before[0] == _SUBMIT and not word.startswith("-"):
-            answers = _of_submit(before[1:], word, shell, started_s)
-        elif before and before[0] in commands:
-            answers = _of_command(commands[before[0]], before[1:], word)
+            answers = _of_submit(before[1:], word, shell)
+        elif before and (command := _command(before[0])) is not None:
+            answers = _of_command(command, before[1:], word)
         elif word.startswith("-"):
             answers = [option for option in _OF_A_RUN if option.startswith(word)]
         elif word.startswith(_RESUME):
@@ -64,17 +62,22 @@ def _query(commands: Mapping[str, str], shell: str, started_s: float) -> ExitCod
         elif before and before[-1] == _CONFIG_DIR:
             answers = _paths(word, folders=True)
         else:
-            answers = [command for command in commands if not before and command.startswith(word)]
-            answers += _of_hydra(before, word, shell, started_s)
+            answers = [] if before else [each for each in commands.words() if each.startswith(word)]
+            answers += _of_hydra(before, word, shell)
     sys.stdout.write("".join(f"{answer}\n" for answer in answers))
     return ExitCode.DONE
 
 
-def help_of(module: str, *arguments: str) -> str:
-    """The --help text of the command in `module`, or of one of its subcommands, COLUMNS wide."""
+def _command(word: str) -> Command | None:
+    """The command of a word; None for what is no word, such as an override."""
+    return commands.find(word) if word.isidentifier() else None
+
+
+def help_of(command: Command, *arguments: str) -> str:
+    """The --help text of a command, or of one of its subcommands, COLUMNS wide."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
-        importlib.import_module(module).main([*arguments, "--help"])
+        command([*arguments, "--help"])
     return printed.getvalue()
 
 
@@ -84,21 +87,21 @@ def parts_of(help_: str) -> list[str]:
     return usage[0].split("|") if usage else []
 
 
-def _of_command(module: str, before: Sequence[str], word: str) -> list[str]:
-    parts = parts_of(help_of(module))
+def _of_command(command: Command, before: Sequence[str], word: str) -> list[str]:
+    parts = parts_of(help_of(command))
     if parts and not before:
         return [part for part in parts if part.startswith(word)]
     if not word.startswith("-"):
         return _paths(word)
-    options = re.findall(r"--[a-z-]+", help_of(module, *(before[:1] if parts else ())))
+    options = re.findall(r"--[a-z-]+", help_of(command, *(before[:1] if parts else ())))
     return [option for option in dict.fromkeys(options) if option.startswith(word)]
 
 
-def _of_submit(before: Sequence[str], word: str, shell: str, started_s: float) -> list[str]:
+def _of_submit(before: Sequence[str], word: str, shell: str) -> list[str]:
     """Completes the engine, then the overrides of a run on it."""
     if not before:
         return [engine for engine in ENGINES if engine.startswith(word)]
-    return _of_hydra([f"cluster={before[0]}", *before[1:]], word, shell, started_s)
+    return _of_hydra([f"cluster={before[0]}", *before[1:]], word, shell)
 
 
 def _paths(start: str, *, folders: bool = False) -> list[str]:
@@ -106,7 +109,7 @@ def _paths(start: str, *, folders: bool = False) -> list[str]:
     return sorted(path + "/" * Path(path).is_dir() for path in paths if Path(path).is_dir() or not folders)
 
 
-def _of_hydra(before: Sequence[str], word: str, shell: str, started_s: float) -> list[str]:
+def _of_hydra(before: Sequence[str], word: str, shell: str) -> list[str]:
     """Completes groups and keys with Hydra. Hydra ignores options in COMP_LINE, so --config-dir becomes an argument."""
     options = ["-sc", shell]
     if _CONFIG_DIR in before[:-1]:
@@ -117,5 +120,5 @@ def _of_hydra(before: Sequence[str], word: str, shell: str, started_s: float) ->
     printed = io.StringIO()
     # Hydra asserts that what comes before the last dot of a key has keys.
     with contextlib.redirect_stdout(printed), contextlib.suppress(ConfigError, AssertionError):
-        hydra_app.run(started_s)
+        hydra_app.run(time.time())
     return printed.getvalue().split()

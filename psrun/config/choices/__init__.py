@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from psrun import parts
 from psrun.config.choices import clusters, consistency, results, trackers, training
 from psrun.config.choices.base import Choice
 from psrun.config.choices.clusters import (
@@ -125,6 +126,8 @@ __all__ = [
     "Unsupervised",
     "Validation",
     "WandB",
+    "kinds",
+    "of_kind",
 ]
 
 # The groups whose choice may be a class of the user's, named by a `_target_`, with the class that it derives from.
@@ -143,3 +146,13 @@ KINDS: dict[str, dict[str, type]] = {
     "checkpoint": results.CHECKPOINTS,
     "tracker": trackers.TRACKERS,
 }
+
+
+def of_kind(group: str, kind: str) -> type | None:
+    """The dataclass of a choice, of the core or of a part; None if there is no such choice."""
+    return KINDS[group].get(kind) or parts.choice(group, kind)
+
+
+def kinds(group: str) -> list[str]:
+    """The names of all choices of a group."""
+    return [*KINDS[group], *parts.kinds(group)]

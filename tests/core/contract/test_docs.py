@@ -19,7 +19,7 @@ from sources import modules, nodes
 from support import REPOSITORY
 
 from psrun import errors
-from psrun.cli.main import COMMANDS
+from psrun.cli import commands
 
 ROOT = REPOSITORY
 FILES = sorted(path.relative_to(ROOT / "conf") for path in (ROOT / "conf").glob("*/*.yaml"))
@@ -53,7 +53,7 @@ def test_every_key_verb_and_error_is_there(pages):
     plain = yaml.safe_load((ROOT / "conf" / "config.yaml").read_text())
     for key in set(plain) - {"hydra"}:
         assert re.search(rf"^{key}:", pages["reference/keys.md"], flags=re.M)
-    for command in COMMANDS:
+    for command in commands.words():
         assert f"usage: psrun {command} " in pages["reference/commands.md"]
     for name, kind in vars(errors).items():
         if isinstance(kind, type) and issubclass(kind, errors.PsrunError | errors.Interrupted):

@@ -8,7 +8,6 @@ from __future__ import annotations
 import csv
 import functools
 import gzip
-import importlib
 import io
 import json
 import shlex
@@ -23,7 +22,7 @@ from hydra.core.override_parser.types import ValueType
 from recorded_runs import a_run, a_sweep
 
 from psrun.cli import hydra_app
-from psrun.cli.main import COMMANDS
+from psrun.cli.commands import find
 from psrun.config import arguments as arguments_of_a_run
 from psrun.config import compose, parse
 from psrun.errors import ConfigError, ExitCode
@@ -87,7 +86,7 @@ def test_commands_of_a_page_are_valid(folder, page):
         if arguments[0] in ELSEWHERE or "..." in arguments or _resumes_a_sweep(arguments):
             continue
         try:
-            code = execute(arguments) if arguments[0] in COMMANDS else check(arguments)
+            code = execute(arguments) if find(arguments[0]) else check(arguments)
         except (ConfigError, SystemExit) as error:
             raise AssertionError(f"psrun {' '.join(arguments)}: {error}") from error
         assert code == ExitCode.DONE, arguments
@@ -119,7 +118,7 @@ def execute(arguments: list[str]) -> ExitCode:
     if arguments[:2] == ["data", "synthesize"]:
         arguments = [*arguments, "--num-examples", "100", "--num-eval-examples", "100"]
     arguments = ["train.csv" if each == "FILE" else each for each in arguments]
-    return importlib.import_module(COMMANDS[arguments[0]]).main(arguments[1:])
+    return find(arguments[0])(arguments[1:])
 
 
 def check(arguments: list[str]) -> ExitCode:
@@ -163,7 +162,7 @@ def test_readme_can_be_followed_in_a_new_folder(shell, tmp_path, whole):
     write_files(tmp_path, text)
     runs = tmp_path / "runs"
     for arguments in commands(text):
-        if whole or "cluster=local" in arguments or _resumes(arguments) or arguments[0] in COMMANDS:
+        if whole or "cluster=local" in arguments or _resumes(arguments) or find(arguments[0]):
             shell(shlex.join(["psrun", *_small(arguments)]), tmp_path)
     assert json.loads((runs / "RUN" / "run.json").read_text())["steps"]["applied"] == 8
     assert (tmp_path / "report.html").stat().st_size > 5e5
@@ -185,7 +184,7 @@ def _reads(arguments: list[str]) -> bool:
 
 
 def _small(arguments: list[str]) -> list[str]:
-    if arguments[0] in COMMANDS or "mode=plan" in arguments:
+    if find(arguments[0]) or "mode=plan" in arguments:
         return arguments
     if _resumes(arguments):
         return [*arguments, "trainer.epochs=2"]

@@ -14,7 +14,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from support import HARNESS, REPOSITORY, STEPS, many_epochs, run_config
 
 from psrun import __version__
-from psrun.cli.main import COMMANDS
+from psrun.cli import commands
 from psrun.errors import ConfigError, ExitCode
 from psrun.tables import histories, synthesis
 
@@ -91,7 +91,7 @@ def test_version_and_help_take_no_tensorflow(psrun, tmp_path):
     assert max(map(len, lines)) <= 80
     assert len([line for line in lines if line.startswith("  psrun ")]) == 5  # to copy
     groups = {path.name for path in (REPOSITORY / "conf").iterdir() if path.is_dir() and path.name.isalpha()}
-    assert groups | set(COMMANDS) <= set(shown.replace(";", " ").split())
+    assert groups | set(commands.words()) <= set(shown.replace(";", " ").split())
     line = "psrun partitioner=m"
     completed = psrun("-sc", "query=bash", COMP_LINE=line, COMP_POINT=str(len(line)))
     assert (completed.stdout.split(), completed.stderr) == (["partitioner=max_size", "partitioner=min_size"], "")

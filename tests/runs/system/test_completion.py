@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from psrun.runs import completion
-from psrun.cli.main import COMMANDS
+from psrun.cli import commands
 from psrun.errors import ExitCode
 
 pytestmark = pytest.mark.command
@@ -19,12 +19,13 @@ LINES, COLUMNS = 24, 80
 
 def test_every_help_fits_on_a_screen(monkeypatch):
     monkeypatch.setenv("COLUMNS", str(COLUMNS))
-    for command, module in COMMANDS.items():
-        whole = completion.help_of(module)
+    for word in commands.words():
+        command = commands.find(word)
+        whole = completion.help_of(command)
         for part in ((), *((name,) for name in completion.parts_of(whole))):
-            lines = completion.help_of(module, *part).splitlines()
-            assert 5 <= len(lines) <= LINES, (command, *part)
-            assert max(map(len, lines)) <= COLUMNS, (command, *part)
+            lines = completion.help_of(command, *part).splitlines()
+            assert 5 <= len(lines) <= LINES, (word, *part)
+            assert max(map(len, lines)) <= COLUMNS, (word, *part)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +56,7 @@ def test_completion_prints_only_the_answers(monkeypatch, capfd, tmp_path, line, 
     monkeypatch.setenv("COMP_LINE", line)
     monkeypatch.setenv("COMP_POINT", str(len(line)))
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")  # as the command does
-    assert completion.main(COMMANDS, ["query=bash"], 0.0) == ExitCode.DONE
+    assert completion.main(["query=bash"]) == ExitCode.DONE
     output = capfd.readouterr()
     assert (output.out.split(), output.err) == (answers, "")
 

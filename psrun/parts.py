@@ -1,0 +1,142 @@
+"""What the parts of psrun and packages beside it offer. The core asks here and imports none of them.
+
+A part of psrun is a folder with a module `part`, in which `PART` lists what it offers. Another package lists an object
+of its own in the entry-point group `psrun.parts`. What a part offers is imported at its first use.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from psrun.errors import ConfigError
+
+# psrun's own parts, and what each offers: for the message where one is missing.
+OWN = {
+    "engines": "the clusters slurm, ray and kubernetes, and the command submit",
+    "keras3": "models of Keras 3",
+    "recsys": "models and metrics of recommenders",
+    "runs": "sweeps, commands on runs, completion, and the trackers mlflow and wandb",
+    "tables": "tables in files, and the command data",
+}
+_FOLDER = Path(__file__).parent
+_GROUP = "psrun.parts"
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one part offers. Names of code are 'package.module:name'.
+
+    Attributes:
+      commands: by its word, the function of a command: it takes the arguments after the word, as a list of texts, and
+        returns an `ExitCode`.
+      choices: by group and `kind`, the dataclass of a choice, derived from one of `psrun.config.choices.BASES`.
+      conf: the package with the YAML files of these choices; empty if they are in psrun's own conf/.
+      moved: earlier names of modules that recorded runs name by `_target_`, and the names of today.
+    """
+
+    commands: Mapping[str, str] = field(default_factory=dict)
+    choices: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    conf: str = ""
+    moved: Mapping[str, str] = field(default_factory=dict)
+
+
+def load(name: str) -> Any:
+    """Imports what 'package.module:name' names.
+
+    Raises:
+      ImportError, AttributeError: it does not exist.
+    """
+    module, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+@functools.cache
+def own() -> tuple[Part, ...]:
+    """The parts of psrun that are here, in the order of their names."""
+    names = sorted(file.parent.name for file in _FOLDER.glob("*/part.py"))
+    return tuple(load(f"psrun.{name}.part:PART") for name in names)
+
+
+@functools.cache
+def others() -> tuple[Part, ...]:
+    """The parts of other packages.
+
+    Raises:
+      ConfigError: one cannot be imported.
+    """
+    # Imported here: it takes longer than the other modules of a command, and few commands need it.
+    from importlib import metadata
+
+    found = []
+    for entry in sorted(metadata.entry_points(group=_GROUP), key=lambda each: each.name):
+        try:
+            part = entry.load()
+        except (ImportError, AttributeError) as error:
+            message = f"the package {entry.value}, which offers parts of psrun, cannot be imported: {error}"
+            raise ConfigError(f"{message}; mend or uninstall it") from error
+        if not isinstance(part, Part):
+            raise ConfigError(f"{entry.value}, in the entry-point group {_GROUP}, is no psrun.parts.Part")
+        found.append(part)
+    return tuple(found)
+
+
+def every() -> Iterator[Part]:
+    """The parts of psrun, then the parts of other packages."""
+    yield from own()
+    yield from others()
+
+
+def command(word: str) -> str | None:
+    """The function of the command of a part; None if none has it."""
+    for part in every():
+        if word in part.commands:
+            return part.commands[word]
+    return None
+
+
+def choice(group: str, kind: str) -> type | None:
+    """The dataclass of a choice that a part offers; None if none does."""
+    for part in every():
+        name = part.choices.get(group, {}).get(kind)
+        if name is not None:
+            found: type = load(name)
+            return found
+    return None
+
+
+def kinds(group: str) -> list[str]:
+    """The choices of a group that parts offer."""
+    names = []
+    for part in every():
+        names += part.choices.get(group, {})
+    return names
+
+
+def name_of_today(target: str) -> str:
+    """The dotted name of a `_target_` that a run recorded, if its module has another name since; else `target`."""
+    module, _, attribute = target.rpartition(".")
+    for part in own():
+        if module in part.moved:
+            return f"{part.moved[module]}.{attribute}"
+    return target
+
+
+def missing() -> str:
+    """A sentence with psrun's own parts that are not here, and what they offer; empty if all are."""
+    names = [name for name in OWN if not (_FOLDER / name).is_dir()]
+    if not names:
+        return ""
+    listed = "; ".join(f"psrun/{name} ({OWN[name]})" for name in names)
+    return f" Parts that are not installed: {listed}."
+
+
+def is_missing(module: str) -> bool:
+    """Whether a module is in one of psrun's own parts that are not here."""
+    package, _, rest = module.partition(".")
+    name = rest.partition(".")[0]
+    return package == "psrun" and name in OWN and not (_FOLDER / name).is_dir()
