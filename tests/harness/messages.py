@@ -1,4 +1,4 @@
-"""How a test compares what an error says with the golden file."""
+"""What an error says: compared with the golden file, or by its type and its keys."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 from support import HARNESS, stated
+
+from psrun.errors import ConfigError
 
 
 @pytest.fixture
@@ -19,3 +21,20 @@ def says(snapshot, tmp_path):
         assert stated(raised.value, tmp=tmp_path, harness=HARNESS) == snapshot
 
     return compare
+
+
+def refused(
+    keys: str, call: Callable[..., Any], *arguments: Any, error: type[Exception] = ConfigError, **options: Any
+) -> None:
+    """Checks that a call raises `error`, a ConfigError with a problem for each of the comma-separated `keys`.
+
+    An error about an argument, a file, or an option of a function has no key: its message must contain the text `keys`.
+    """
+    with pytest.raises(error) as raised:
+        call(*arguments, **options)
+    problems = raised.value.problems if isinstance(raised.value, ConfigError) else []
+    found = [problem.key for problem in problems]
+    if any(found):
+        assert found == keys.split(", ")
+    else:
+        assert keys in str(raised.value)

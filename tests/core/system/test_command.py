@@ -98,7 +98,7 @@ def test_version_and_help_take_no_tensorflow(psrun, tmp_path):
 
 
 def test_all_mistakes_are_reported_at_once_with_exit_code_2(psrun):
-    """What psrun says about each: test_messages_config.py."""
+    """What psrun says about each: test_messages_core.py."""
     done = psrun("trainer.epoch=3", "model=embeding", "modle=x", "cluster.num_workers=0", "trainer.epochs=null")
     keys = [line.partition(": ")[0] for line in done.stderr.removeprefix("psrun: ").splitlines()]
     assert sorted(keys) == ["cluster.num_workers", "model", "modle", "trainer.epoch", "trainer.epochs"]

@@ -57,7 +57,7 @@ def test_weights_are_read_with_the_examples_and_are_no_feature(tmp_path, ending)
     [("csv", -1.0), ("tfrecord", math.nan), ("parquet", math.inf), ("parquet", None)],
 )
 def test_a_row_with_a_bad_weight_is_named_or_skipped(tmp_path, ending, bad):
-    """`test_messages_training` has the messages."""
+    """More mistakes: test_refused_tables.py."""
     path = write(tmp_path / f"rows.{ending}", {**ROWS, "w": [1.0, bad, 0.0, 3.0]})
     with pytest.raises(DataError, match=rf"rows\.{ending}, row {3 if ending == 'csv' else 2}: column w"):
         table(path, features={"age": {}})

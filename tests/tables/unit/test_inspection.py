@@ -1,6 +1,6 @@
 """`psrun data inspect`: what columns hold, what they may be, and that a run takes what it writes.
 
-Mistakes: test_messages_config.py.
+Mistakes: test_refused_tables.py.
 """
 
 from __future__ import annotations

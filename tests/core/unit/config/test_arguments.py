@@ -1,6 +1,6 @@
 """The arguments of a command line, before a configuration is composed of them.
 
-The messages: test_messages_config.py.
+The messages: test_messages_core.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Composing: signals, YAML files of a user, the folder of a run, and that the result is what Hydra composes.
 
-The messages about mistakes: test_messages_config.py.
+The messages about mistakes: test_messages_core.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The configuration of a run is read from plain values, without TensorFlow, and answers about itself.
 
-The messages: test_messages_config.py.
+The messages: test_messages_core.py.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def test_synchronous_steps_are_executed_one_by_one(packed):
     ],
 )
 def test_callbacks_that_work_are_let_through(callback, arguments):
-    """Those that do not: test_messages_config.py."""
+    """Those that do not: test_messages_core.py."""
     node = f"trainer.callbacks=[{{_target_: tf_keras.callbacks.{callback}}}]"
     loaded("trainer=fit", "evaluation=none", "checkpoint=none", *arguments, node)
 

@@ -61,7 +61,7 @@ def test_a_worker_to_slow_down_must_be_in_the_cluster():
 
 
 def test_a_cluster_without_the_jobs_that_are_needed_is_refused():
-    """The dispatcher of tf.data service, for one. More mistakes: test_messages_config.py."""
+    """The dispatcher of tf.data service, for one. More mistakes: test_refused_configurations.py."""
     with pytest.raises(ConfigError) as raised:
         make(CLUSTER, "chief", 0, key="cluster", task_key="task", needed=("worker", "ps", *DATA_JOBS))
     assert [problem.key for problem in raised.value.problems] == ["cluster.data_dispatcher", "cluster.data_worker"]
