@@ -19,7 +19,6 @@ from psrun.config.parse import RECORDED
 from psrun.errors import ConfigError, Problem
 from psrun.results import found, recorded_config, run_state
 from psrun.results.run_folder import CONFIG, HYDRA
-from psrun.runs.sweeps.sweep import RECORD as SWEEP
 
 
 def compose(arguments: Sequence[str], folder: Path, *, into: Path | None = None) -> DictConfig:
@@ -76,7 +75,7 @@ def _recorded_overrides(folder: Path, arguments: Sequence[str]) -> list[str]:
 
 
 def _no_run(folder: Path, error: Exception) -> str:
-    if os.path.exists(folder / SWEEP):
+    if os.path.exists(folder / run_state.SWEEP):
         return f"{folder} holds a sweep; use psrun -m resume=..."
     if not os.path.isdir(folder):
         return f"there is no run in {folder}: no such folder (current folder: {Path.cwd()})"

@@ -46,7 +46,7 @@ from psrun.config.choices.results import (
     SidecarThread,
     Validation,
 )
-from psrun.config.choices.trackers import ARTIFACTS, MLflow, NoTracker, TensorBoard, TrackerChoice, WandB
+from psrun.config.choices.trackers import ARTIFACTS, NoTracker, TensorBoard, TrackerChoice
 from psrun.config.choices.training import (
     MAX_UNROLLED_STEPS,
     CustomLoop,
@@ -90,7 +90,6 @@ __all__ = [
     "Kubernetes",
     "KubernetesKeys",
     "Local",
-    "MLflow",
     "MaxSize",
     "MinSize",
     "Mirrored",
@@ -125,7 +124,6 @@ __all__ = [
     "Trainer",
     "Unsupervised",
     "Validation",
-    "WandB",
     "kinds",
     "of_kind",
 ]

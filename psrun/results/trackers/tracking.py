@@ -13,10 +13,9 @@ from psrun.config import choices, parse
 from psrun.config.run_config import FROM_DATA, RunConfig, SweepKeys
 from psrun.config.schema import AUTO
 from psrun.errors import PsrunError
-from psrun.results import reading, staleness
+from psrun.results import reading, run_state, staleness
 from psrun.results.events import Event, Sink
 from psrun.results.run_folder import CONFIG, PAUSED, RESULT, RunFolder, flat
-from psrun.runs.sweeps.sweep import RECORD
 
 STATUS = {"stopping": "interrupted", "end": "completed"}  # of a run after an event; failed, unless it is one of these
 _SWEEP_WITHIN = 3  # folders: `hydra.sweep.subdir` may have several parts
@@ -42,7 +41,7 @@ class TrackedRun:
     def sweep(self) -> Path | None:
         """The folder of the sweep that the run is a job of; None if it is none."""
         above = list(self.folder.path.absolute().parents)[:_SWEEP_WITHIN]
-        return next((folder for folder in above if (folder / RECORD).exists()), None)
+        return next((folder for folder in above if (folder / run_state.SWEEP).exists()), None)
 
     def outcome(self, status: str) -> str:
         """How the run has ended, whose events add up to `status`: the status, or paused by a search."""

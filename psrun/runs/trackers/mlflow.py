@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from psrun import files
-from psrun.config import choices
+from psrun.runs.trackers.choices import MLflow
 from psrun.errors import ConfigError, Problem
 from psrun.results import reading
 from psrun.results.events import Event, Sink
@@ -35,7 +35,7 @@ class MLflowSink(Sink):
       ConfigError: mlflow is not installed.
     """
 
-    def __init__(self, chosen: choices.MLflow, run: TrackedRun) -> None:
+    def __init__(self, chosen: MLflow, run: TrackedRun) -> None:
         if "://" not in chosen.tracking_uri:
             os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"  # the user chose a folder
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # each retry delays the training
@@ -136,7 +136,7 @@ class _Parent:
       run_id: None without a lock, as on a file system that has none: then the jobs have no parent.
     """
 
-    def __init__(self, sweep: Path, run: TrackedRun, chosen: choices.MLflow) -> None:
+    def __init__(self, sweep: Path, run: TrackedRun, chosen: MLflow) -> None:
         self._sweep = sweep
         self._run = run
         self._client: Any = None

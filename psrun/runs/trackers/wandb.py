@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from psrun.config import choices
+from psrun.runs.trackers.choices import WandB
 from psrun.errors import ConfigError, Problem
 from psrun.results.events import Event, Sink
 from psrun.results.trackers.tracking import STATUS, TrackedRun, artifacts, numbers
@@ -41,7 +41,7 @@ class WandBSink(Sink):
       ConfigError: wandb is not installed.
     """
 
-    def __init__(self, chosen: choices.WandB, run: TrackedRun) -> None:
+    def __init__(self, chosen: WandB, run: TrackedRun) -> None:
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # it would send them also in offline mode
         try:
             import wandb
