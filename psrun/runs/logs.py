@@ -14,8 +14,8 @@ from rich.console import Console
 
 from psrun.config.schema import did_you_mean
 from psrun.config.topology import CHIEF, Task
-from psrun.errors import ConfigError, ExitCode, PsrunError
 from psrun.engines.kubernetes import recorded_run
+from psrun.errors import ConfigError, ExitCode, PsrunError
 from psrun.results import found, run_state
 from psrun.results.run_folder import RunFolder
 from psrun.results.run_state import natural

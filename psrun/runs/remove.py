@@ -18,13 +18,13 @@ from rich.console import Console
 from rich.filesize import decimal
 
 from psrun import files
+from psrun.engines import submitted
 from psrun.errors import ConfigError, ExitCode, PsrunError
 from psrun.results import found, reading, recorded_config, run_state
-from psrun.engines import submitted
+from psrun.results.run_state import SWEEP, holds_run
 from psrun.runs.listing import index
 from psrun.runs.listing.entries import Entry, size_bytes
 from psrun.runs.report.rows import LABELS
-from psrun.results.run_state import SWEEP, holds_run
 from psrun.runs.sweeps.sweep import Sweep
 from psrun.runs.sweeps.sweep_state import SweepReader
 

@@ -25,11 +25,11 @@ from psrun.config.run_config import RunConfig
 from psrun.data import hashes
 from psrun.errors import ConfigError, ExitCode, Problem
 from psrun.results import found, provenance, recorded_config, run_state
-from psrun.runs import reproduction
 from psrun.results.journal import METRICS, EventReader
 from psrun.results.reading import loaded, mapping
-from psrun.runs.reproduction import Comparison, Difference, Spread
 from psrun.results.run_folder import CONFIG, HYDRA, RESULT, RunFolder, cannot_be_made, flat, write_config
+from psrun.runs import reproduction
+from psrun.runs.reproduction import Comparison, Difference, Spread
 from psrun.runs.sweeps.sweep import RECORD as SWEEP
 
 _DEFAULT = "runs/reproduced"

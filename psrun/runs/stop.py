@@ -16,11 +16,11 @@ import psutil
 from rich.console import Console
 
 from psrun import process
-from psrun.errors import ExitCode, PsrunError
+from psrun.engines import submitted
 from psrun.engines.kubernetes import recorded_run
 from psrun.engines.slurm import commands as slurm
+from psrun.errors import ExitCode, PsrunError
 from psrun.results import found, reading, run_state
-from psrun.engines import submitted
 from psrun.results.run_folder import RESULT
 from psrun.runs.sweeps.sweep import RECORD
 from psrun.runs.sweeps.sweep_state import SweepReader

@@ -17,6 +17,7 @@ from rich.status import Status
 
 from psrun.errors import ExitCode
 from psrun.results import found
+from psrun.results.run_state import existing, natural, require_readable
 from psrun.runs.listing import entries, index
 from psrun.runs.listing.entries import Entry, SweepEntry
 from psrun.runs.report import rows
@@ -24,7 +25,6 @@ from psrun.runs.report.commands import add_filters, joined
 from psrun.runs.report.output import to_stdout
 from psrun.runs.report.rows import Row
 from psrun.runs.report.table import STYLES, headings, words
-from psrun.results.run_state import existing, natural, require_readable
 
 _SPARE = ("where", "engine", "notes", "size", "age", "marks")  # the columns that a terminal hides first
 _RIGHT = ("age", "size")

@@ -12,11 +12,11 @@ from functools import cached_property
 from pathlib import Path
 
 from psrun.results import found, labels, reading
+from psrun.results.run_folder import OVER, RESULT
+from psrun.results.run_state import UNKNOWN, printable
 from psrun.runs.report import rows, runs
 from psrun.runs.report.rows import Row
 from psrun.runs.report.runs import Run
-from psrun.results.run_folder import OVER, RESULT
-from psrun.results.run_state import UNKNOWN, printable
 from psrun.runs.sweeps.sweep import DEFAULT_METRICS, RECORD, Job, Sweep
 from psrun.runs.sweeps.sweep_state import SweepReader, SweepState, ranking_of
 

@@ -21,9 +21,9 @@ from psrun import files
 from psrun.results.found import walk
 from psrun.results.journal import METRICS
 from psrun.results.labels import FILE as NOTES
+from psrun.results.run_folder import CONFIG, RESULT
 from psrun.runs.listing import entries
 from psrun.runs.listing.entries import Entry, SweepEntry
-from psrun.results.run_folder import CONFIG, RESULT
 
 FILE = ".psrun-index"
 _VERSION = 1  # of its content

@@ -11,8 +11,8 @@ from rich.console import Console
 from psrun import files
 from psrun.errors import ConfigError, ExitCode
 from psrun.results import found
-from psrun.runs.report import comparison, output, page, ranking, rows, runs, table
 from psrun.results.run_state import below, existing, printable
+from psrun.runs.report import comparison, output, page, ranking, rows, runs, table
 
 
 def main(arguments: list[str]) -> ExitCode:

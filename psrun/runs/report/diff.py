@@ -16,11 +16,11 @@ from rich.filesize import decimal
 
 from psrun.errors import ConfigError, ExitCode
 from psrun.results import found
-from psrun.runs.sweeps import sweep
 from psrun.results.reading import mapping, number
+from psrun.results.run_state import printable
 from psrun.runs.report import output, ranking, rows, runs
 from psrun.runs.report.runs import Run
-from psrun.results.run_state import printable
+from psrun.runs.sweeps import sweep
 
 _MOST_ROWS = 20  # of a section; --json has all
 _ABSENT = "-"

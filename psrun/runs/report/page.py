@@ -16,13 +16,13 @@ from typing import Any
 from psrun import __version__
 from psrun.config import delays
 from psrun.errors import PsrunError
-from psrun.runs.sweeps import sweep
 from psrun.results.events import Event
 from psrun.results.reading import entries, mapping, number
 from psrun.runs.report import comparison, rows
 from psrun.runs.report.ranking import Ranking
 from psrun.runs.report.runs import Run, events
 from psrun.runs.report.table import headings
+from psrun.runs.sweeps import sweep
 
 _MOST_POINTS = 120  # of a task's measurements over time
 _MARKS = ("checkpoint", "evaluation", "failure", "restored")

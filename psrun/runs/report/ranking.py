@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from psrun.runs.sweeps import sweep
 from psrun.results.reading import loaded
+from psrun.results.run_state import LEVELS
 from psrun.runs.report import rows
 from psrun.runs.report.runs import Run
-from psrun.results.run_state import LEVELS
+from psrun.runs.sweeps import sweep
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ from typing import Any
 from psrun.config import schema
 from psrun.errors import ConfigError
 from psrun.results.reading import mapping, number
-from psrun.runs.report.runs import Run
 from psrun.results.run_folder import flat
 from psrun.results.run_state import natural, printable
+from psrun.runs.report.runs import Run
 
 SEED = "seed"
 FOLDED = "seeds"

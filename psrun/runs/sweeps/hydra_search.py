@@ -14,11 +14,11 @@ from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from psrun.config import overrides
 from psrun.config.run_config import SweepKeys
 from psrun.errors import ConfigError, Problem
+from psrun.results.run_folder import SEARCH_STATES, RunFolder
 from psrun.runs.sweeps import proposals, search
 from psrun.runs.sweeps.proposals import OptunaProposals, Parameter
 from psrun.runs.sweeps.runner import SweepRunner
 from psrun.runs.sweeps.search import Part, Search
-from psrun.results.run_folder import SEARCH_STATES, RunFolder
 from psrun.runs.sweeps.sweep import END, Job
 
 _REPLICATES = "seed"

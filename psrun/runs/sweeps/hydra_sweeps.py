@@ -29,17 +29,17 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from psrun import files, process
 from psrun.cli.hydra_context import hydra_context
-from psrun.runs.sweeps.hydra_search import SearchLoop, Space
 from psrun.config import arguments as arguments_of_a_run
 from psrun.config import compose, overrides
 from psrun.config.arguments import folder_of, key_of, quoted
 from psrun.config.compose import Composer
 from psrun.config.run_config import SweepKeys
 from psrun.errors import ConfigError, ExitCode, Problem, PsrunError, SweepError
-from psrun.runs.sweeps import jobs, proposals
-from psrun.runs.sweeps.runner import Proposal, SweepRunner, SweepSignal
 from psrun.results import labels
 from psrun.results.run_folder import RunFolder
+from psrun.runs.sweeps import jobs, proposals
+from psrun.runs.sweeps.hydra_search import SearchLoop, Space
+from psrun.runs.sweeps.runner import Proposal, SweepRunner, SweepSignal
 from psrun.runs.sweeps.sweep import Sweep
 
 _PLUGINS = str(Path(__file__).parent / "plugins")

@@ -1,4 +1,7 @@
-"""Plans all jobs of a sweep in one process, which imports TensorFlow once: `python -m psrun.runs.sweeps.plan_jobs FOLDER`."""
+"""Plans all jobs of a sweep in one process, which imports TensorFlow once.
+
+python -m psrun.runs.sweeps.plan_jobs FOLDER
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,8 @@ from psrun import process
 from psrun.config import parse, targets
 from psrun.errors import ExitCode
 from psrun.results.run_folder import CONFIG, RunFolder
-from psrun.runs.sweeps.sweep import LOG, Job, Sweep
 from psrun.roles import planner, run_process
+from psrun.runs.sweeps.sweep import LOG, Job, Sweep
 
 
 def _run(started_s: float) -> ExitCode:

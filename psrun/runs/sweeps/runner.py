@@ -21,9 +21,9 @@ from psrun.config.arguments import key_of
 from psrun.config.run_config import RunConfig, SweepKeys
 from psrun.errors import ConfigError, ExitCode, Interrupted, Problem, SweepError
 from psrun.launch.child_processes import ForkServer, start_alone
-from psrun.runs.sweeps import jobs
 from psrun.results import recorded_config, run_state
 from psrun.results.run_folder import PRUNED, RESULT, SEARCH_STATES, RunFolder, write_config
+from psrun.runs.sweeps import jobs
 from psrun.runs.sweeps.sweep import END, KILL, RECORD, Job, Sweep, cannot_be_written, distinguishing
 from psrun.runs.watch.sweep import SweepMonitor
 from psrun.tf_internals import generated_files

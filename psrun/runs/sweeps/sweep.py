@@ -20,9 +20,9 @@ from typing import Any
 
 import psrun
 from psrun import files, process
+from psrun.engines import submitted
 from psrun.errors import CANNOT_GROW, ConfigError, Problem, SweepError
 from psrun.results import reading, run_state
-from psrun.engines import submitted
 from psrun.results.events import Progress
 from psrun.results.run_folder import OVER, PAUSED, PRUNED, RESULT, SEARCH_STATES, RunFolder, wrong_folder
 

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from psrun import files
-from psrun.runs.trackers.choices import MLflow
 from psrun.errors import ConfigError, Problem
 from psrun.results import reading
 from psrun.results.events import Event, Sink
 from psrun.results.run_folder import PAUSED
-from psrun.runs.sweeps.sweep import default_metric, mode_of
 from psrun.results.trackers.tracking import STATUS, TrackedRun, artifacts, numbers
+from psrun.runs.sweeps.sweep import default_metric, mode_of
+from psrun.runs.trackers.choices import MLflow
 
 _LONGEST_VALUE = 500  # characters; every store of MLflow accepts parameters of this length
 _MOST_AT_ONCE = 100  # parameters

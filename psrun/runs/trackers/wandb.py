@@ -8,10 +8,10 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from psrun.runs.trackers.choices import WandB
 from psrun.errors import ConfigError, Problem
 from psrun.results.events import Event, Sink
 from psrun.results.trackers.tracking import STATUS, TrackedRun, artifacts, numbers
+from psrun.runs.trackers.choices import WandB
 
 _BEGIN_WITHIN_S = 60.0
 _END_WITHIN_S = 20.0  # less than the time a chief has to exit

@@ -12,9 +12,9 @@ from rich.errors import MarkupError
 from rich.text import Text
 
 from psrun.config.topology import Task
+from psrun.engines import submitted
 from psrun.errors import ExitCode, PsrunError
 from psrun.results import run_state
-from psrun.engines import submitted
 from psrun.results.console import ConsoleSink, ProgressLine, warner
 from psrun.results.events import Event
 from psrun.results.journal import METRICS, EventReader

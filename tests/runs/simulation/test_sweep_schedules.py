@@ -19,9 +19,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from simulated_machine import Killed, Machine, Process
 
+from psrun.results.run_folder import OVER
 from psrun.runs.sweeps import jobs, runner
 from psrun.runs.sweeps.runner import Proposal, SweepRunner, SweepSignal
-from psrun.results.run_folder import OVER
 from psrun.runs.sweeps.sweep import Sweep
 from psrun.runs.sweeps.sweep_state import SweepReader
 from psrun.runs.watch import sweep as watch

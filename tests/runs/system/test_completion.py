@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from psrun.runs import completion
 from psrun.cli import commands
 from psrun.errors import ExitCode
+from psrun.runs import completion
 
 pytestmark = pytest.mark.command
 

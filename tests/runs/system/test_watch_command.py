@@ -29,9 +29,9 @@ from psrun.errors import ConfigError, ExitCode, PsrunError
 from psrun.results import found, labels, run_state, task_files
 from psrun.results.console import ConsoleSink
 from psrun.results.journal import EventReader
-from psrun.runs.sweeps.sweep_state import SweepReader
 from psrun.results.system_usage import Usage
 from psrun.results.task_files import Heartbeat
+from psrun.runs.sweeps.sweep_state import SweepReader
 from psrun.runs.watch import run, sweep
 from psrun.runs.watch.commands import main
 

@@ -14,9 +14,9 @@ from psrun.config.topology import Task
 from psrun.results import summary, task_files
 from psrun.results.events import Event, Progress
 from psrun.results.journal import EventReader, Journal
+from psrun.results.task_files import Heartbeat
 from psrun.runs.sweeps.sweep import Job
 from psrun.runs.sweeps.sweep_state import SweepState
-from psrun.results.task_files import Heartbeat
 from psrun.runs.watch.sweep import SweepScreen
 
 # Nothing here depends on the speed of the machine.

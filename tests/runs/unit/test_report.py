@@ -165,7 +165,9 @@ def test_a_heading_is_the_last_part_of_a_key_with_its_indices_and_what_it_belong
 
 
 def on_a_table(features: dict, **keys: Any) -> dict[str, Any]:
-    return {"config": {"data": {"_target_": "psrun.tables.table.Table", "features": features, "task": "binary", **keys}}}
+    return {
+        "config": {"data": {"_target_": "psrun.tables.table.Table", "features": features, "task": "binary", **keys}}
+    }
 
 
 def guessed(**keys: Any) -> dict[str, Any]:
@@ -423,9 +425,7 @@ def test_a_run_as_psrun_leaves_it(psrun):
 def test_the_help_is_short_and_nothing_of_tensorflow_is_imported(psrun):
     assert len(psrun("report", "--help").stdout.splitlines()) <= 35
     heavy = {"tensorflow", "vl_convert", "scipy", "statsmodels"}
-    code = (
-        f"import sys, psrun.runs.report.commands, psrun.runs.report.diff; assert not {heavy} & set(sys.modules)"
-    )
+    code = f"import sys, psrun.runs.report.commands, psrun.runs.report.diff; assert not {heavy} & set(sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
 
 

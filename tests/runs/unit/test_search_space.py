@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from psrun.runs.sweeps.hydra_search import Space
 from psrun.config import overrides
 from psrun.errors import Problem
+from psrun.runs.sweeps.hydra_search import Space
 from psrun.runs.sweeps.proposals import num_combinations, problems
 
 

@@ -22,10 +22,9 @@ from rich.console import Console
 from support import run_config
 
 from psrun import files
-from psrun.runs.sweeps import hydra_sweeps
 from psrun.config.compose import Composer
 from psrun.errors import ConfigError, SweepError
-from psrun.runs.sweeps import jobs, runner
+from psrun.runs.sweeps import hydra_sweeps, jobs, runner
 from psrun.runs.sweeps.sweep import END, KILL, Job, Sweep, distinguishing
 from psrun.runs.sweeps.sweep_state import SweepReader
 from psrun.runs.watch.sweep import SweepMonitor, overview

@@ -1,0 +1,26 @@
+"""What this part offers."""
+
+from psrun.parts import Part
+
+PART = Part(
+    commands={
+        "--multirun": "psrun.runs.sweeps.hydra_sweeps:run",
+        "--shell-completion": "psrun.runs.completion:main",
+        "diff": "psrun.runs.report.diff:main",
+        "list": "psrun.runs.listing.commands:main",
+        "logs": "psrun.runs.logs:main",
+        "mark": "psrun.results.mark:main",
+        "note": "psrun.results.note:main",
+        "report": "psrun.runs.report.commands:main",
+        "reproduce": "psrun.runs.reproduce:main",
+        "rm": "psrun.runs.remove:main",
+        "stop": "psrun.runs.stop:main",
+        "watch": "psrun.runs.watch.commands:main",
+    },
+    choices={
+        "tracker": {
+            "mlflow": "psrun.runs.trackers.choices:MLflow",
+            "wandb": "psrun.runs.trackers.choices:WandB",
+        },
+    },
+)
