@@ -1,4 +1,4 @@
-"""`psrun submit ENGINE GROUP=NAME KEY=VALUE...`: submits an experiment to an engine that runs it."""
+"""`psrun submit ENGINE GROUP=NAME KEY=VALUE...`: submits an experiment to Slurm, or prints its Kubernetes manifests."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ import argparse
 import importlib
 from pathlib import Path
 
-from rich.console import Console
-
 from psrun.cli import hydra_app, resume
 from psrun.config import compose, parse, targets
 from psrun.engines.submission import Submission
 from psrun.errors import ConfigError, ExitCode
 
-# The module of each engine: `submit(Submission, Console) -> ExitCode`, imported on demand.
+# The module of each engine: `submit(Submission) -> ExitCode`, imported on demand.
 ENGINES: dict[str, str] = {
     "kubernetes": "psrun.engines.kubernetes.submission",
     "slurm": "psrun.engines.slurm.batch_job",
@@ -39,8 +37,10 @@ def main(arguments: list[str]) -> ExitCode:
         *resume.with_folder(options.overrides),
     ]
     if options.multirun:
-        example = "psrun -m hydra/launcher=submitit_slurm ..."
-        raise ConfigError(f"submit takes one run; submit a sweep with one of Hydra's launchers, such as {example}")
+        raise ConfigError(
+            "submit takes one run: submit each run of a sweep by itself, "
+            "or use one of Hydra's launchers, such as psrun -m hydra/launcher=submitit_slurm ..."
+        )
     cluster_overrides = [each for each in overrides if each.partition("=")[0] == "cluster"]
     if any(each != f"cluster={options.engine}" for each in cluster_overrides):
         raise ConfigError(f"{cluster_overrides[0]} contradicts submit {options.engine}; remove it")
@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> ExitCode:
     composed = compose.compose(overrides) if apart else hydra_app.composed(overrides)
     run = parse.load(compose.values(composed), elsewhere=apart)
     submission = Submission(run, overrides, Path.cwd(), options.dry_run, options.follow)
-    return importlib.import_module(ENGINES[options.engine]).submit(submission, Console(highlight=False))
+    return importlib.import_module(ENGINES[options.engine]).submit(submission)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -58,6 +58,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="GROUP=NAME or KEY=VALUE, as for a run")
     parser.add_argument("--config-dir", metavar="FOLDER", help="folder of your own pieces, as for a run")
     parser.add_argument("-m", "--multirun", action="store_true", help=argparse.SUPPRESS)  # for its own error message
-    parser.add_argument("--dry-run", action="store_true", help="show what would be submitted; submit nothing")
-    parser.add_argument("--no-follow", dest="follow", action="store_false", help="exit after submitting the run")
+    parser.add_argument("--dry-run", action="store_true", help="slurm: print the batch script; submit nothing")
+    parser.add_argument("--no-follow", dest="follow", action="store_false", help="slurm: exit after submitting the run")
     return parser

@@ -174,11 +174,11 @@ class RunState:
 
     @property
     def resume_command(self) -> str:
-        """The command that resumes the run; with Slurm it submits a new job, on Kubernetes the same one."""
+        """The command that resumes the run; with Slurm it submits a new job, on Kubernetes the same objects."""
         engine = reading.mapping(self.result.get("cluster")).get("topology")
         if engine == "kubernetes":  # its folder has another path in the pods
             again = [each for each in self.overrides if not each.startswith("cluster=")]
-            return f"psrun submit kubernetes {shlex.join(again)}"
+            return f"psrun submit kubernetes {shlex.join(again)} | kubectl apply -f -"
         return f"psrun {'submit slurm ' if engine == 'slurm' else ''}{resume_argument(self.path)}"
 
     @property

@@ -14,7 +14,6 @@ from rich.console import Console
 
 from psrun.config.schema import did_you_mean
 from psrun.config.topology import CHIEF, Task
-from psrun.engines.kubernetes import recorded_run
 from psrun.errors import ConfigError, ExitCode, PsrunError
 from psrun.results import found, run_state
 from psrun.results.run_folder import RunFolder
@@ -46,10 +45,7 @@ def main(arguments: list[str]) -> ExitCode:
     if options.follow:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        if name in names or options.follow:
-            _show(folder, RunFolder(folder).log(name), follow=options.follow)
-        else:
-            sys.stdout.write(recorded_run.log(folder, name))
+        _show(folder, RunFolder(folder).log(name), follow=options.follow)
     except KeyboardInterrupt:
         message = "stopped showing the log; the run continues" if options.follow else "stopped showing the log"
         Console(stderr=True, highlight=False).print(message, style="dim")
@@ -86,20 +82,30 @@ def _named(task: str | None, names: list[str], folder: Path, *, follow: bool) ->
     """The name of the log to show. Raises ConfigError if there is none of the task."""
     if not names and os.path.exists(folder / RECORD):
         raise ConfigError(f"{folder} is a sweep: name one of its jobs, such as {folder / '0'}")
-    if not names and not follow and not recorded_run.is_one(folder):
+    if not names and not follow:
         raise ConfigError(f"{folder} has no logs yet; --follow waits for them")
     if task is None:
-        candidates = [name for name in (str(CHIEF), LOG) if name in names]
-        return [*candidates, *(names if len(names) == 1 else []), str(CHIEF)][0]
+        return _default(names, folder, follow=follow)
     of_job = [name for name in names if name.rpartition("-")[0] == task]
     if task in names or len(of_job) == 1:
         return task if task in names else of_job[0]
     if of_job:
         raise ConfigError(f"there are {len(of_job)} tasks '{task}': name one of {', '.join(of_job)}")
-    is_task = Task.named(task) is not None
-    if is_task and (recorded_run.is_one(folder) or (follow and not names)):
+    if follow and not names and Task.named(task) is not None:
         return task
     raise ConfigError(f"{folder} has no log of a task '{task}'.{did_you_mean(task, names)}")
+
+
+def _default(names: list[str], folder: Path, *, follow: bool) -> str:
+    """The name of the log to show where no task is named. Raises ConfigError if there are only logs of others."""
+    for name in (str(CHIEF), LOG):
+        if name in names:
+            return name
+    if len(names) == 1:
+        return names[0]
+    if follow:
+        return str(CHIEF)
+    raise ConfigError(f"{folder} has no log of the chief yet; name one of {', '.join(names)}")
 
 
 def _show(folder: Path, log: Path, *, follow: bool) -> None:

@@ -17,7 +17,6 @@ from rich.console import Console
 
 from psrun import process
 from psrun.engines import submitted
-from psrun.engines.kubernetes import recorded_run
 from psrun.engines.slurm import commands as slurm
 from psrun.errors import ExitCode, PsrunError
 from psrun.results import found, reading, run_state
@@ -130,9 +129,11 @@ class _Stopped:
 
     def ask(self, *, now: bool) -> None:
         """Asks the engine, or the process on this host, to end. Raises PsrunError if that is not possible from here."""
-        if not self.is_sweep and recorded_run.is_one(self.folder):
-            recorded_run.stop(self.folder, now=now)
-            return
+        if reading.mapping(self.record.get("cluster")).get("topology") == "kubernetes":
+            raise PsrunError(
+                "it runs in pods, which start again when they end: "
+                "use the kubectl command for deletion that psrun submit kubernetes printed"
+            )
         job = reading.mapping(self.record.get("process")).get("slurm_job")
         if self.record.get("status") == submitted.PENDING:
             slurm.cancel(str(job))  # there is nothing to save: the run has not begun

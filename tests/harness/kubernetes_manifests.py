@@ -23,8 +23,8 @@ def submitted(folder: Path, *arguments: str, **environment: str) -> subprocess.C
 
 
 def manifests(folder: Path, *arguments: str) -> list[dict[str, Any]]:
-    """The objects that --dry-run shows."""
-    done = submitted(folder, "--dry-run", *GIVEN, *arguments)
+    """The objects that `psrun submit kubernetes` prints."""
+    done = submitted(folder, *GIVEN, *arguments)
     assert done.returncode == 0, done.stderr
     return list(yaml.safe_load_all(done.stdout))
 

@@ -1,1 +1,1 @@
-"""Kubernetes: the manifests of a run, handed over and followed by kubectl."""
+"""Kubernetes: the manifests of a run for kubectl, and the task of a pod."""

@@ -6,8 +6,11 @@ Exit codes: 1 and 2 end the run; pods with 128 or more, and evicted pods, are re
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
+
+import yaml
 
 from psrun.config import choices
 from psrun.config.run_config import RunConfig
@@ -37,11 +40,24 @@ def objects(run: RunConfig, settings: choices.KubernetesKeys, overrides: Sequenc
     return [_network_policy(settings), *make(run, settings, overrides)]
 
 
-def main_object(settings: choices.KubernetesKeys) -> str:
-    """The object whose end is the end of the run, as TYPE/NAME for kubectl."""
-    if settings.kind == "jobset":
-        return f"jobset.jobset.x-k8s.io/{settings.name}"
-    return f"job.batch/{settings.name}-chief"
+def as_yaml(documents: Sequence[Object]) -> str:
+    """Objects for `kubectl apply -f -`, each after a line `---`: texts of several runs may be joined."""
+    return yaml.dump_all(documents, Dumper=_Dumper, explicit_start=True, sort_keys=False, width=1000)
+
+
+class _Dumper(yaml.SafeDumper):
+    def ignore_aliases(self, data: object) -> bool:
+        """Writes repeated values in full, for readers."""
+        return True
+
+    def represent_str(self, data: str) -> yaml.ScalarNode:
+        """Quotes text that another parser may read as another type: kubectl reads 1e3 as a number and y as true."""
+        style = None if _SURELY_TEXT.match(data) else "'"
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style=style)
+
+
+_SURELY_TEXT = re.compile(r"[A-Za-z/-]*[A-Za-z/]{2}")
+_Dumper.add_representer(str, _Dumper.represent_str)
 
 
 def _jobset(run: RunConfig, settings: choices.KubernetesKeys, overrides: Sequence[str]) -> list[Object]:

@@ -36,7 +36,7 @@ _SCRIPT = "slurm.sh"
 _LOG = "slurm.log"
 
 
-def submit(submission: Submission, console: Console) -> ExitCode:
+def submit(submission: Submission) -> ExitCode:
     """Prints the script of a run's job, or submits and follows the job.
 
     Returns:
@@ -51,6 +51,7 @@ def submit(submission: Submission, console: Console) -> ExitCode:
     if not submission.run.uses_cluster:
         message = f"is {submission.run.mode}, which runs in one process; run it without submit slurm"
         raise ConfigError([Problem("mode", message)])
+    console = Console(highlight=False)
     whole, arguments = _folder(submission)
     # An evaluation or a prediction keeps its state in a separate folder: the run may still be running.
     mode = submission.run.mode

@@ -157,14 +157,11 @@ def _engine(run: Run) -> str | None:
 
 
 def _where(run: Run) -> str | None:
-    """Where the run was started: a Slurm job, a Ray cluster, a name on Kubernetes, or a host."""
+    """Where the run was started: a Slurm job, a Ray cluster, or a host."""
     process = reading.mapping(run.result.get("process"))
     host = process.get("host")
     if "slurm_job" in process:
         return f"job {process['slurm_job']} on {host}" if host else f"job {process['slurm_job']}"
-    if _engine(run) == "kubernetes" and run.config.get("kubernetes.name"):
-        space = run.config.get("kubernetes.namespace")
-        return f"{space}/{run.config['kubernetes.name']}" if space else str(run.config["kubernetes.name"])
     address = run.config.get("cluster.address") if _engine(run) == "ray" else None
     return str(address) if address not in (None, "auto") else host
 

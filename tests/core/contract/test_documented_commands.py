@@ -113,7 +113,7 @@ def _resumes_a_sweep(arguments: list[str]) -> bool:  # executed by test_multirun
 
 
 def execute(arguments: list[str]) -> ExitCode:
-    if arguments[0] == "submit" and "--dry-run" not in arguments:
+    if arguments[:2] == ["submit", "slurm"] and "--dry-run" not in arguments:
         arguments = [*arguments, "--dry-run"]
     if arguments[:2] == ["data", "synthesize"]:
         arguments = [*arguments, "--num-examples", "100", "--num-eval-examples", "100"]

@@ -23,12 +23,12 @@ JOB = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_JOB_NODELIST": "n[0-3]",
 POD = {"PSRUN_JOB": "worker", "JOB_COMPLETION_INDEX": "0"}
 # Mistakes that are reported together are in one case.
 SUBMITTED = {
-    "kubernetes: nothing given": ["kubernetes", "--dry-run"],
+    "kubernetes: nothing given": ["kubernetes"],
     "kubernetes: names and values": [
-        "kubernetes", "--dry-run", GIVEN[0], "kubernetes.claim=Runs", "kubernetes.name=1a", "kubernetes.namespace=a.b",
+        "kubernetes", GIVEN[0], "kubernetes.claim=Runs", "kubernetes.name=1a", "kubernetes.namespace=a.b",
         "kubernetes.mount_path=/tmp", "kubernetes.port=70000", "kubernetes.resources.ps.limits.memory=4GB",
         "kubernetes.resources.worker.requests.memory=40Gi", "++kubernetes.resources.ps.limits.gpu=1", "mode=plan",
-        "hydra.run.dir=x",
+        "hydra.run.dir=x", "--dry-run", "--no-follow",
     ],
     "slurm: another cluster": ["slurm", "cluster=local"],
     "slurm: keys": ["slurm", "slurm.tim=5", "cluster.num_ps=0"],

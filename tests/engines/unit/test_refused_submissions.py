@@ -23,7 +23,6 @@ SUBMITTED = {
     "kubernetes: a long name, a colon in the path": (
         [
             "kubernetes",
-            "--dry-run",
             *GIVEN[:2],
             f"kubernetes.name={'a' * 48}",
             "kubernetes.mount_path=/runs:ro",
@@ -33,7 +32,6 @@ SUBMITTED = {
     "kubernetes: keys": (
         [
             "kubernetes",
-            "--dry-run",
             *GIVEN[:2],
             "kubernetes.port=80",
             "kubernetes.kind=tfjob",
@@ -44,10 +42,10 @@ SUBMITTED = {
         "kubernetes.imge, kubernetes.knd, kubernetes.resources.pss.limits.memory, kubernetes.kind, kubernetes.port",
     ),
     "kubernetes: another cluster": (
-        ["kubernetes", "--dry-run", *GIVEN[:2], "cluster=local"],
+        ["kubernetes", *GIVEN[:2], "cluster=local"],
         "cluster=local contradicts submit kubernetes",
     ),
-    "kubernetes: a sweep": (["kubernetes", "--dry-run", *GIVEN[:2], "--multirun", "seed=1,2"], "submit takes one run"),
+    "kubernetes: a sweep": (["kubernetes", *GIVEN[:2], "--multirun", "seed=1,2"], "submit takes one run"),
     "slurm: one process": (["slurm", "mode=plan"], "mode"),
     "slurm: a folder with a run and a quote": (["slurm", "hydra.run.dir='it\\'s'"], "hydra.run.dir"),
     "slurm: a folder with a run, by ++": (["slurm", "++hydra.run.dir=there"], "hydra.run.dir"),

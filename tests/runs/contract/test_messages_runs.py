@@ -149,6 +149,7 @@ def test_runs_that_cannot_be_stopped_from_here(tmp_path, monkeypatch, capsys, sn
         "container": {"status": "running", "process": {**here, "pid_namespace": 1, "pid": 7}},
         "unknown": {"status": "running", "process": None},
         "slurm": {"status": "running", "process": {"host": "n1", "pid_namespace": 1, "pid": 7, "slurm_job": "12"}},
+        "pods": {"status": "running", "process": {**here, "pid": 7}, "cluster": {"topology": "kubernetes"}},
     }
     for name, changes in places.items():
         a_run(tmp_path / "runs" / name, **changes)

@@ -36,7 +36,7 @@ def test_every_help_fits_on_a_screen(monkeypatch):
         ("psrun checkpoint ", ["inspect", "verify", "diff"]),
         ("psrun checkpoint verify ru", ["runs/"]),
         ("psrun submit kubernetes kubernetes.im", ["kubernetes.image="]),
-        ("psrun submit kubernetes --no", ["--no-follow"]),
+        ("psrun submit slurm --no", ["--no-follow"]),
         ("psrun report --c", ["--columns", "--csv"]),
         ("psrun data inspect --w", ["--weight", "--write"]),
         ("psrun resume=ru", ["resume=runs/"]),

@@ -238,7 +238,7 @@ def test_after_the_fact_it_ends_at_once_with_the_code_of_the_run(tmp_path, capfd
     [
         ("run", "local", "psrun resume={}"),
         ("run", "slurm", "psrun submit slurm resume={}"),
-        ("run", "kubernetes", "psrun submit kubernetes model=dense kubernetes.name=first"),
+        ("run", "kubernetes", "psrun submit kubernetes model=dense kubernetes.name=first | kubectl apply -f -"),
         ("it's a run", "local", "psrun {}"),
     ],
 )

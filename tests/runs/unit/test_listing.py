@@ -107,10 +107,8 @@ def test_where_a_run_is(tmp_path):
     here = {"host": "n0", "pid": 1}
     of_slurm = a_run(tmp_path / "slurm", process={**here, "slurm_job": "7"}, config={"cluster": {"kind": "slurm"}})
     of_ray = a_run(tmp_path / "ray", process=here, config={"cluster": {"kind": "ray", "address": "head:6379"}})
-    keys = {"cluster": {"kind": "kubernetes"}, "kubernetes": {"name": "first", "namespace": "team"}}
-    in_pods = a_run(tmp_path / "pods", process=here, config=keys)
-    where = [entries.of_run(str(folder)).row["where"] for folder in (of_slurm, of_ray, in_pods)]
-    assert where == ["job 7 on n0", "head:6379", "team/first"]
+    where = [entries.of_run(str(folder)).row["where"] for folder in (of_slurm, of_ray)]
+    assert where == ["job 7 on n0", "head:6379"]
 
 
 def test_conditions_and_the_order_are_those_of_a_report(runs, capfd):

@@ -248,6 +248,7 @@ def test_logs_of_a_job_of_several_tasks(tmp_path):
     for name in ("worker-0", "worker-1"):
         (folder / "logs" / f"{name}.log").touch()
     refused("name one of worker-0, worker-1", logs.main, ["A", "worker"])
+    refused("no log of the chief yet; name one of worker-0, worker-1", logs.main, ["A"])
 
 
 @pytest.mark.parametrize("text", NOT_REPRODUCED)
