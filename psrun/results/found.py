@@ -8,7 +8,7 @@ from pathlib import Path
 
 from psrun.config import schema
 from psrun.errors import ConfigError
-from psrun.results import labels, run_state
+from psrun.results import run_name, run_state
 from psrun.results.run_state import LEVELS, SWEEP, existing, holds_run, printable
 
 RUNS = Path("runs")  # where runs are without hydra.run.dir
@@ -82,7 +82,7 @@ def named(word: str) -> Path | None:
     if not end or os.path.exists(Path(word).expanduser()):
         return None
     there = [Path(folder) for folder, _ in walk(str(RUNS))]
-    matches = _outermost([folder for folder in there if end in (folder.name, labels.read(folder).name)])
+    matches = _outermost([folder for folder in there if end in (folder.name, run_name.read(folder))])
     matches = matches or _outermost([folder for folder in there if folder.as_posix().endswith(end)])
     if len(matches) > 1:
         shown = ", ".join(map(printable, sorted(matches)[:_SHOWN]))
@@ -134,7 +134,7 @@ def _guess(word: str) -> str:
     if not there:
         return ""
     known = {printable(folder) for folder in there} | {folder.name for folder in there}
-    known |= {name for folder in there if (name := labels.read(folder).name) is not None}
+    known |= {name for folder in there if (name := run_name.read(folder)) is not None}
     near = schema.did_you_mean(word, known)
     hint = near if near.startswith(" Did") else f" psrun list shows the runs below {RUNS}/."
     return f", and no run below {RUNS}/ has this name or this end.{hint}"

@@ -27,7 +27,7 @@ from psrun.engines.slurm import allocation
 from psrun.engines.slurm.allocation import EXIT_SIGNAL
 from psrun.errors import CANNOT_GROW, ConfigError, ExitCode, Interrupted, PsrunError, RunFolderError
 from psrun.process import Stop
-from psrun.results import labels, reading, run_state, task_files
+from psrun.results import reading, run_name, run_state, task_files
 from psrun.results.run_folder import CONFIG, RunFolder, cannot_be_made, in_use, write_config
 from psrun.roles import table, task_assignment
 from psrun.roles.task_assignment import Identity
@@ -263,7 +263,7 @@ def _begun(folder: RunFolder, raw: Mapping[str, Any], overrides: list[str], star
     here: dict[str, Any] = {} if supervised else {"process": _process_of(raw)}
     name = reading.mapping(raw.get("run")).get("name")
     if name is not None and not supervised:
-        labels.rename(folder.path, str(name))
+        run_name.write(folder.path, str(name))
     folder.reserve()
     folder.record("begun", mode=raw.get("mode"), started_s=began_s, **here, overrides=overrides)
     return began_s

@@ -9,8 +9,6 @@ PART = Part(
         "diff": "psrun.runs.report.diff:main",
         "list": "psrun.runs.listing.commands:main",
         "logs": "psrun.runs.logs:main",
-        "mark": "psrun.results.mark:main",
-        "note": "psrun.results.note:main",
         "report": "psrun.runs.report.commands:main",
         "reproduce": "psrun.runs.reproduce:main",
         "rm": "psrun.runs.remove:main",

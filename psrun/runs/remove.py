@@ -24,7 +24,6 @@ from psrun.results import found, reading, recorded_config, run_state
 from psrun.results.run_state import SWEEP, holds_run
 from psrun.runs.listing import index
 from psrun.runs.listing.entries import Entry, size_bytes
-from psrun.runs.report.rows import LABELS
 from psrun.runs.sweeps.sweep import Sweep
 from psrun.runs.sweeps.sweep_state import SweepReader
 
@@ -243,7 +242,7 @@ class _References:
             if folder.name not in entry.text or self._is_removed(os.path.realpath(entry.path)):
                 continue
             for key, value in entry.everything.items():
-                named = key not in (*LABELS, "run.name") and isinstance(value, str)
+                named = key not in ("name", "run.name") and isinstance(value, str)
                 if named and _is_inside(value, target, entry.path):
                     return f"is needed by {found.shown(Path(entry.path))}, whose {key} is {value}"
         return ""

@@ -20,7 +20,7 @@ from psrun.engines import submitted
 from psrun.engines.slurm import allocation, commands
 from psrun.engines.submission import Submission
 from psrun.errors import ClusterError, ConfigError, ExitCode, Problem, PsrunError
-from psrun.results import labels, reading, run_state, task_files
+from psrun.results import reading, run_name, run_state, task_files
 from psrun.results.console import warner
 from psrun.results.run_folder import RESULT, RunFolder
 from psrun.results.run_state import RunState
@@ -74,7 +74,7 @@ def submit(submission: Submission) -> ExitCode:
         with contextlib.suppress(OSError, PsrunError):  # the job runs nevertheless
             submitted.record(folder, slurm_job=job)
             if submission.run.run.name is not None:
-                labels.rename(folder, submission.run.run.name)
+                run_name.write(folder, submission.run.run.name)
     console.print(f"Slurm job {job}  run folder {folder}", markup=False, soft_wrap=True)
     if not submission.follow:
         stop = f"psrun stop {folder}" if is_new else f"scancel {job}"

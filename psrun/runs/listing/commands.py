@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from rich.cells import cell_len, set_cell_size
+from rich.cells import cell_len
 from rich.console import Console
 from rich.filesize import decimal
 from rich.status import Status
@@ -24,12 +24,11 @@ from psrun.runs.report import rows
 from psrun.runs.report.commands import add_filters, joined
 from psrun.runs.report.output import to_stdout
 from psrun.runs.report.rows import Row
-from psrun.runs.report.table import STYLES, headings, words
+from psrun.runs.report.table import STYLES, headings
 
-_SPARE = ("where", "engine", "notes", "size", "age", "marks")  # the columns that a terminal hides first
+_SPARE = ("where", "engine", "size", "age")  # the columns that a terminal hides first
 _RIGHT = ("age", "size")
 _BETWEEN = "  "
-_LEAST_NOTES = 12  # characters, below which the notes are hidden
 _AGES = ((86400 * 7, "w"), (86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 _GONE_SHOWN = 5  # that are resumed by a command below the list
 _SHOW_EVERY = 50  # runs that are read
@@ -137,7 +136,7 @@ def _record(line: _Line) -> Row:
 
 
 def _table(lines: Sequence[_Line], console: Console) -> str:
-    """The lines as text; on a terminal without the columns and the ends of notes for which there is no room."""
+    """The lines as text; on a terminal without the columns for which there is no room."""
     cells = [_cells(line) for line in lines]
     columns = [name for name in dict.fromkeys(key for each in cells for key in each) if any(map(_has(name), cells))]
     heads = headings(columns)
@@ -147,10 +146,7 @@ def _table(lines: Sequence[_Line], console: Console) -> str:
         over = sum(widths.values()) + len(_BETWEEN) * (len(widths) - 1) - (room or 0)
         if over <= 0:
             break
-        if name == "notes" and widths.get(name, 0) - over >= _LEAST_NOTES:
-            widths[name] -= over
-        else:
-            widths.pop(name, None)
+        widths.pop(name, None)
     head = _joined(heads, widths)
     body = [_joined(each, widths, styled=console.is_terminal) for each in cells]
     return (
@@ -190,8 +186,6 @@ def _cells(line: _Line) -> dict[str, str]:
         "size": decimal(row["size"]),
         "engine": row["engine"] or "",
         "where": row["where"] or "",
-        "marks": words(row["marks"]),
-        "notes": " ".join((row["notes"] or "").split()),
     }
 
 
@@ -211,8 +205,6 @@ def _joined(cells: Mapping[str, str], widths: Mapping[str, int], *, styled: bool
     parts = []
     for name, width in widths.items():
         text = cells.get(name, "")
-        if cell_len(text) > width:
-            text = set_cell_size(text, width - 1) + "…"
         blanks = " " * (width - cell_len(text))
         style = _COLORS.get(STYLES.get(text.partition(" ")[0], "")) if styled and name == "status" else None
         text = f"\x1b[{style}m{text}\x1b[0m" if style else text

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from psrun.results import found, labels, reading
+from psrun.results import found, reading, run_name
 from psrun.results.run_folder import OVER, RESULT
 from psrun.results.run_state import UNKNOWN, printable
 from psrun.runs.report import rows, runs
@@ -72,7 +72,7 @@ def of_run(folder: str) -> Entry:
     metrics = rows.metrics(run)
     metric = _metric(run, metrics)
     row: Row = {
-        **rows.labels(run), "status": everything["status"],
+        "name": run.called, "status": everything["status"],
         "metric": metric, "value": None if metric is None else metrics[metric], "metrics": metrics,
         "started_s": reading.number(run.result.get("started_s")) or state.written_s or reading.changed_s(run.path),
         "size": size_bytes(folder), "engine": _engine(run), "where": _where(run),
@@ -91,19 +91,17 @@ def of_sweep(folder: str, inside: Sequence[Entry]) -> SweepEntry:
     sweep = Sweep.from_record(path, record)
     running = sweep.status == "running"
     state = SweepReader(path).look() if running else _ended(sweep, folder, inside)
-    known = labels.read(path)
     best = state.best
     own = [entry for entry in found.entries(folder) or () if entry.is_file(follow_symlinks=False)]
     own_bytes = sum(map(_blocks_bytes, own))
     row: Row = {
-        "name": known.name, "status": state.status or UNKNOWN, "jobs": dict(state.counts),
+        "name": run_name.read(path), "status": state.status or UNKNOWN, "jobs": dict(state.counts),
         "metric": state.metric if best else None,
         "value": best.metrics[str(state.metric)] if best else None,
         "best": None if best is None else best.folder,
         "started_s": sweep.started_s or reading.changed_s(path),
         "size": own_bytes + sum(entry.row["size"] for entry in inside),
         "engine": _common(inside, "engine"), "where": sweep.host or _common(inside, "where"),
-        "marks": list(known.marks) or None, "notes": known.texts or None,
         "written_s": max([reading.changed_s(path / RECORD), *(entry.row["written_s"] for entry in inside)]),
         "metrics": dict(best.metrics) if best else {},
     }  # fmt: skip

@@ -20,14 +20,14 @@ import psrun
 from psrun import files
 from psrun.results.found import walk
 from psrun.results.journal import METRICS
-from psrun.results.labels import FILE as NOTES
 from psrun.results.run_folder import CONFIG, RESULT
+from psrun.results.run_name import FILE as NAME
 from psrun.runs.listing import entries
 from psrun.runs.listing.entries import Entry, SweepEntry
 
 FILE = ".psrun-index"
 _VERSION = 1  # of its content
-_LOOKED_AT = ("", RESULT, METRICS, CONFIG, NOTES)  # the folder itself changes when a file in it is replaced
+_LOOKED_AT = ("", RESULT, METRICS, CONFIG, NAME)  # the folder itself changes when a file in it is replaced
 
 Stamp = list[list[int]]
 

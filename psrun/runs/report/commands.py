@@ -126,11 +126,12 @@ class _Report:
 
     @property
     def all_columns(self) -> list[str]:
-        return ["run", "folder", *self.axes, "status", *self.metrics, *rows.MEASURED, "error", *self._labels]
+        return ["run", "folder", *self.axes, "status", *self.metrics, *rows.MEASURED, "error", *self._name]
 
     @property
-    def _labels(self) -> list[str]:
-        return [name for name in rows.LABELS if self._has_values(name)]
+    def _name(self) -> list[str]:
+        """The column of names, if any run has one."""
+        return ["name"] if self._has_values("name") else []
 
     def folded(self, columns: list[str], fold: bool) -> tuple[list[rows.Row], list[str]]:
         """Rows and columns; with `fold`, runs that differ only in the seed are one row."""
@@ -153,7 +154,7 @@ class _Report:
         columns = chosen
         if not chosen:
             metrics, measured = ([n for n in names if self._has_values(n)] for names in (self.metrics, rows.MEASURED))
-            columns = ["run", "status", *metrics, *self.axes, *measured, *self._labels]
+            columns = ["run", "status", *metrics, *self.axes, *measured, *self._name]
         records, columns = self.folded(columns, fold)
         visible = columns
         if console.is_terminal and not chosen:

@@ -163,7 +163,6 @@ function line(same) {
   for (const name of NAMED) if (DISTINGUISHING.includes(name) || name === "seed") axis(name);
   cells.status = pick((run) => run.status);
   cells.name = pick((run) => run.called);
-  cells.marks = pick((run) => run.labels);
   for (const name of DATA.metrics) cells[name] = pick((run) => run.metrics[name]);
   for (const name of ["steps", "steps_per_s", "examples_per_s", "wall_s", "recoveries"]) cells[name] = pick((run) => run[name]);
   for (const name of NAMED) if (!(name in cells)) axis(name);
@@ -191,14 +190,18 @@ function table(runs) {
     return el("td", { className: style }, cells[name][1]);
   })));
   byId("runs").replaceChildren(el("table", {}, el("thead", {}, el("tr", {}, ...heads)), el("tbody", {}, ...body)));
-  byId("errors").replaceChildren(...remarks(runs, (run) => [run.error, run.problem].filter(Boolean), "failed"));
-  byId("notes").replaceChildren(...remarks(runs, (run) => run.notes, ""));
+  byId("errors").replaceChildren(...errors(runs));
 }
 
 /** Lines such as '3, 4: the loss became nan', one for each text. */
-function remarks(runs, texts, className) {
+function errors(runs) {
+  const texts = (run) => [run.error, run.problem].filter(Boolean);
   const each = runs.flatMap((run) => texts(run).map((text) => ({ name: run.name, text })));
-  return [...grouped(each, (one) => one.text)].map(([text, those]) => el("p", {}, el("b", { className }, few(those.map((one) => one.name))), ": ", text));
+  const line = (text, those) => {
+    const names = el("b", { className: "failed" }, few(those.map((one) => one.name)));
+    return el("p", {}, names, ": ", text);
+  };
+  return [...grouped(each, (one) => one.text)].map(([text, those]) => line(text, those));
 }
 
 function diffs(runs) {

@@ -23,7 +23,6 @@ from psrun.runs.report.runs import Run
 
 SEED = "seed"
 FOLDED = "seeds"
-LABELS = ("name", "marks", "notes")
 MEASURED = ("steps", "steps_per_s", "examples_per_s", "wall_s", "recoveries")
 _LONGEST_LIST = 40  # characters of values that are shown
 _LONGEST_MAPPING = 20
@@ -62,23 +61,18 @@ def row(run: Run) -> Row:
     steps = mapping(run.result.get("steps"))
     stale = {f"staleness.{name}": each for name, each in mapping(run.result.get("staleness")).items()}
     recoveries = run.result.get("recoveries")
+    called = {} if run.called is None else {"name": run.called}
     # An experiment is not a key of the configuration.
     experiment = {key: value for key, value in run.overrides.items() if key == "experiment"}
     return {
         **results, **{name: each for name, each in stale.items() if number(each) is not None},
         **{f"steps.{name}": value for name, value in steps.items()},
         **experiment, **run.config, **mappings(run.config), **choices(run.config),
-        **{name: value for name, value in labels(run).items() if value},
+        **called,
         "run": run.name, "folder": printable(run.path), "status": run.state.outcome, **metrics(run),
         "steps": number(steps.get("applied")), **{name: number(run.result.get(name)) for name in MEASURED[1:4]},
         "recoveries": len(recoveries) if isinstance(recoveries, list) else None, "error": run.error,
     }  # fmt: skip
-
-
-def labels(run: Run) -> Row:
-    """Its name, marks and notes; None for what it does not have."""
-    known = run.labels
-    return dict(zip(LABELS, (known.name, list(known.marks) or None, known.texts or None), strict=True))
 
 
 def metrics(run: Run) -> dict[str, float | None]:

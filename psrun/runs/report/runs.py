@@ -13,10 +13,9 @@ from typing import Any
 import yaml
 
 from psrun.errors import ConfigError
-from psrun.results import labels, run_state
+from psrun.results import run_name, run_state
 from psrun.results.events import Event
 from psrun.results.journal import METRICS, EventReader
-from psrun.results.labels import Labels
 from psrun.results.reading import loaded, mapping
 from psrun.results.run_folder import CONFIG, RESULT, flat
 from psrun.results.run_state import LEVELS, QUIET_S, RunState, below, existing, natural, printable
@@ -43,9 +42,9 @@ class Run:
     problem: str
 
     @cached_property
-    def labels(self) -> Labels:
-        """What people call the run, and what they say about it."""
-        return labels.read(self.path)
+    def called(self) -> str | None:
+        """The name that people gave the run by `run.name`."""
+        return run_name.read(self.path)
 
     @property
     def path(self) -> Path:

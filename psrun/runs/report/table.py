@@ -79,24 +79,16 @@ def table(rows: Sequence[Row], columns: Sequence[str], room: int | None = None) 
 
 def _columns(rows: Sequence[Row], columns: Sequence[str]) -> list[_Column]:
     heads = headings(columns)
-    are_words = {"marks"}
-    are_words |= {column for column in columns if all(isinstance(row.get(column), str | None) for row in rows)}
+    are_words = {column for column in columns if all(isinstance(row.get(column), str | None) for row in rows)}
     return [_Column(heads[column], _cells(column, rows), column in are_words) for column in columns]
 
 
 def _cells(column: str, rows: Sequence[Row]) -> list[Text]:
     if column == "run":
         return [Text(_run_name(row)) for row in rows]
-    if column == "marks":
-        return [Text(words(row.get(column))) for row in rows]
     is_key = "." in column  # of the configuration; measured values may look alike
     texts = briefly([row.get(column) for row in rows], distinct=is_key)
     return [Text(text, style=STYLES.get(text, "") if column == "status" else "") for text in texts]
-
-
-def words(value: Any) -> str:
-    """A list of words, such as marks, as text; that of folded runs is one already."""
-    return " ".join(value) if isinstance(value, list) else shown(value)
 
 
 def _run_name(row: Row) -> str:

@@ -35,7 +35,7 @@ from psrun.config.arguments import folder_of, key_of, quoted
 from psrun.config.compose import Composer
 from psrun.config.run_config import SweepKeys
 from psrun.errors import ConfigError, ExitCode, Problem, PsrunError, SweepError
-from psrun.results import labels
+from psrun.results import run_name
 from psrun.results.run_folder import RunFolder
 from psrun.runs.sweeps import jobs, proposals
 from psrun.runs.sweeps.hydra_search import SearchLoop, Space
@@ -196,7 +196,7 @@ def _begin(running: SweepRunner, config: DictConfig) -> SweepKeys:
     keys: Any = OmegaConf.to_container(config.sweep)
     begun = running.begin(folder, keys=keys)
     if config.run.name is not None:  # not one of several: a job has its own then
-        labels.rename(folder, str(config.run.name))
+        run_name.write(folder, str(config.run.name))
     return begun
 
 

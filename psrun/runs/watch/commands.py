@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from psrun.errors import ConfigError, ExitCode
-from psrun.results import found, labels, run_state
+from psrun.results import found, run_name, run_state
 from psrun.runs.sweeps.sweep import RECORD
 from psrun.runs.watch.run import EVERY_S, RunView
 from psrun.runs.watch.sweep import SweepView
@@ -37,7 +37,9 @@ def main(arguments: list[str]) -> ExitCode:
     folder, runs = _awaited(str(options.folder), options.wait)
     if runs == [folder] and (options.metric or options.mode):
         raise ConfigError(f"--metric and --mode compare the jobs of a sweep; {options.folder} holds a single run")
-    _show_labels(folder, console)
+    name = run_name.read(folder)
+    if name:
+        console.print(name, style="dim", markup=False, soft_wrap=True)
     try:
         if runs == [folder]:
             return RunView(folder, console, wait_s=options.wait).follow()
@@ -64,15 +66,6 @@ def _parser() -> argparse.ArgumentParser:
     text = "how long to wait for a run to start (default 0)"
     parser.add_argument("--wait", type=_seconds, default=0.0, metavar="SECONDS", help=text)
     return parser
-
-
-def _show_labels(folder: Path, console: Console) -> None:
-    """Prints the name, the marks and the notes of a run or a sweep, if it has any."""
-    known = labels.read(folder)
-    head = "  ".join(filter(None, [known.name, *known.marks]))
-    for text in (head, *(note.text for note in known.notes)):
-        if text:
-            console.print(text, style="dim", markup=False, soft_wrap=True)
 
 
 def _seconds(text: str) -> float:

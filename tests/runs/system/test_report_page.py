@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from recorded_runs import a_run, a_sweep
 
-from psrun.results import labels
+from psrun.results import run_name
 from psrun.runs.report import rows
 from psrun.runs.report.commands import main
 
@@ -189,12 +189,10 @@ def test_names_are_text_whatever_is_in_them(opened, tmp_path):
     a_run(
         tmp_path / "runs" / hostile.replace("/", ""), seed=2, status="failed", error={"type": "E", "message": hostile}
     )
-    labels.note(tmp_path / "runs" / "plain", hostile)
-    labels.mark(tmp_path / "runs" / "plain", add={"keep", "paper"}, remove=set())
+    run_name.write(tmp_path / "runs" / "plain", hostile)
     page = opened(tmp_path / "runs")
     assert hostile in page.locator("#errors").inner_text()
-    assert page.locator("#notes").inner_text() == f"plain: {hostile}"
-    assert "keep, paper" in texts(page, "#runs td")
+    assert hostile in texts(page, "#runs td")
     assert page.locator("img").count() == 0
     assert hostile.replace("/", "") in page.locator("#diffs").inner_text()
 

@@ -1,4 +1,4 @@
-"""`psrun list`, `logs`, `stop`, `rm`, `note` and `mark` on runs that are under way, and by two people at once."""
+"""`psrun list`, `logs`, `stop` and `rm` on runs that are under way, and by two people at once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from fault_injection import MOSTLY_WAITING
 from recorded_runs import a_run
 from support import environment, many_epochs
 
-from psrun.results import labels
 from psrun.runs.listing import index
 
 EPOCH = 20  # steps
@@ -24,12 +23,11 @@ LONG = [
     f"trainer.steps_per_epoch={EPOCH}", MOSTLY_WAITING,
 ]  # fmt: skip
 ENDS_WITHIN_S = 180
-# What one person does in a runs/ folder, in turns: a run begins and ends, is noted and marked, and an older one is
-# removed; and a run of both is noted and marked.
+# What one person does in a runs/ folder, in turns: a run begins and ends, and an older one is removed.
 PERSON = """
 import sys
 from pathlib import Path
-from psrun.results import mark, note, remove
+from psrun.runs import remove
 from psrun.runs.listing import commands
 from psrun.results.run_folder import RunFolder
 
@@ -38,12 +36,9 @@ for turn in range(turns):
     folder = RunFolder.create(Path("runs", f"{me}-{turn}"), raw={"seed": turn})
     folder.record("begun", overrides=[f"seed={turn}"], started_s=0.0)
     commands.main(["--json"])
-    note.main(["both", f"{me} {turn}"])
-    mark.main(["both", f"+{me}{turn}", *([f"-{me}{turn - 1}"] if turn else [])])
     folder.record("ended", status="completed", exit_code=0, metrics={"loss": float(turn)})
     if turn % 2:
         remove.main([f"{me}-{turn - 1}", "--yes"])
-    note.main([f"runs/{me}-{turn}", "done"])
 """
 
 
@@ -144,7 +139,7 @@ def test_a_view_of_a_log_ends_by_a_signal_and_the_run_does_not(tmp_path):
 
 @pytest.mark.command
 def test_two_people_use_one_folder_at_once(tmp_path):
-    """Whatever both do, no run, no note and no mark is lost, and nothing fails."""
+    """Whatever both do, no run is lost, and nothing fails."""
     turns = 12
     a_run(tmp_path / "runs" / "both")
     people = [
@@ -157,16 +152,11 @@ def test_two_people_use_one_folder_at_once(tmp_path):
     for each in people:
         _, said = each.communicate(timeout=ENDS_WITHIN_S)
         assert (each.returncode, said) == (0, "")
-    both = labels.read(tmp_path / "runs" / "both")
-    expected = [f"{name} {turn}" for name in ("ann", "bob") for turn in range(turns)]
-    assert sorted(note.text for note in both.notes) == sorted(expected)
-    assert both.marks == (f"ann{turns - 1}", f"bob{turns - 1}")
     left = {f"{name}-{turn}" for name in ("ann", "bob") for turn in range(1, turns, 2)}
     assert {path.name for path in (tmp_path / "runs").iterdir()} == {"both", *left, ".psrun-index"}
     listed = rows(tmp_path)
     assert set(listed) == {"both", *left}
     assert Counter(row["status"] for row in listed.values()) == {"completed": len(left) + 1}
-    assert {row["notes"] for name, row in listed.items() if name != "both"} == {"done"}
     (tmp_path / "runs" / index.FILE).unlink()
     anew = rows(tmp_path)
     assert [{**row, "age_s": 0} for row in anew.values()] == [{**row, "age_s": 0} for row in listed.values()]

@@ -26,7 +26,7 @@ from psrun import process
 from psrun.config.arguments import folder_of
 from psrun.config.topology import Task
 from psrun.errors import ConfigError, ExitCode, PsrunError
-from psrun.results import found, labels, run_state, task_files
+from psrun.results import found, run_name, run_state, task_files
 from psrun.results.console import ConsoleSink
 from psrun.results.journal import EventReader
 from psrun.results.system_usage import Usage
@@ -60,7 +60,7 @@ def test_a_run_is_awaited_by_its_name(tmp_path, monkeypatch, capsys):
     def named_later(word: str) -> Path | None:
         words.append(word)
         if len(words) == 3:  # it has looked twice while the run was not there
-            labels.rename(a_run(tmp_path / "runs" / "new"), "first")
+            run_name.write(a_run(tmp_path / "runs" / "new"), "first")
         return named(word)
 
     monkeypatch.setattr(found, "named", named_later)

@@ -14,7 +14,7 @@ import pytest
 from recorded_runs import a_recorded_sweep, a_run
 from support import environment, flipped, truncated
 
-from psrun.results import labels
+from psrun.results import run_name
 from psrun.runs.listing import entries, index
 from psrun.runs.listing.commands import age
 from psrun.runs.listing.commands import main as list_runs
@@ -129,21 +129,17 @@ def test_a_sweep_has_what_all_of_its_jobs_have(runs, capfd):
     assert "S" not in names(listed(capfd, "--where", "seed=1"))
 
 
-def test_names_notes_and_marks(runs, capfd):
-    labels.rename(runs / "A", "baseline")
-    labels.note(runs / "A", "  first\nline ")
-    labels.note(runs / "A", "second")
-    labels.mark(runs / "A", add={"keep", "old"}, remove=set())
-    labels.mark(runs / "A", add=set(), remove={"old"})
-    (row,) = listed(capfd, "--where", "marks=keep")
-    assert (row["name"], row["marks"], row["notes"]) == ("baseline", ["keep"], "first\nline; second")
-    assert "A" not in names(listed(capfd, "--where", "marks!=keep"))
-    list_runs([])
-    assert "first line; second" in capfd.readouterr().out
+def test_the_name_of_a_run(runs, capfd):
+    file = runs / "A" / "notes.json"
+    file.write_text('{"name": "other", "more": 1}')
+    run_name.write(runs / "A", "baseline")
+    assert json.loads(file.read_text()) == {"name": "baseline", "more": 1}
+    (row,) = listed(capfd, "--where", "name=baseline")
+    assert row["name"] == "baseline"
+    assert "A" not in names(listed(capfd, "--where", "name!=baseline"))
     report([str(runs / "A"), str(runs / "B")])
     shown = capfd.readouterr().out
     assert "baseline" in shown
-    assert "keep" in shown
 
 
 def test_a_run_is_read_again_only_where_it_has_changed(runs, capfd):
@@ -152,8 +148,8 @@ def test_a_run_is_read_again_only_where_it_has_changed(runs, capfd):
     with (runs / "A" / "metrics.jsonl").open("a") as file:
         file.write("\n")
     assert num_read(runs) == 2
-    labels.note(runs / "B", "seen")
-    assert [row["notes"] for row in listed(capfd) if row["run"] == "B"] == ["seen"]
+    run_name.write(runs / "B", "seen")
+    assert [row["name"] for row in listed(capfd) if row["run"] == "B"] == ["seen"]
     shutil.rmtree(runs / "C")
     assert names(listed(capfd)) == [name for name in names(before) if name != "C"]
     running = {"status": "running", "process": None}

@@ -14,8 +14,7 @@ from recorded_runs import a_recorded_sweep, a_run, a_sweep
 
 from psrun.cli import dispatch
 from psrun.config import overrides, parse
-from psrun.errors import PsrunError
-from psrun.results import labels, mark, note
+from psrun.results import run_name
 from psrun.runs import logs, remove, reproduce
 from psrun.runs.listing import commands as listing
 from psrun.runs.report import commands as report
@@ -113,15 +112,8 @@ REPRODUCTIONS = {
     ("new", "trainer.epoch=3"): "trainer.epoch",
     ("--seeds", "full"): "--seeds",
 }
-LABELS = {
-    "no run below runs/": (note.main, ["baselin", "text"]),
-    "the note is empty": (note.main, ["base", " "]),
-    "is no mark": (mark.main, ["base", "+to do"]),
-    "name it once": (mark.main, ["base", "+x", "-x"]),
-    "Did you mean 'keep'": (mark.main, ["base", "-kep"]),
-    "It has no marks": (mark.main, ["ab12", "-keep"]),
-}
 OVER_RUNS = {
+    "no run below runs/": (logs.main, ["baselin"]),
     "there is no folder nowhere": (listing.main, ["nowhere"]),
     "none of 4 runs matches": (listing.main, ["--where", "status=failed"]),
     "Did you mean 'val_auc'": (listing.main, ["--where", "val_acu>0.7"]),
@@ -219,22 +211,16 @@ def test_a_folder_without_a_run(command, tmp_path):
         refused(name, command, [name])
 
 
-@pytest.mark.parametrize("text", LABELS | OVER_RUNS)
+@pytest.mark.parametrize("text", OVER_RUNS)
 def test_a_command_over_runs(text, tmp_path):
     runs = tmp_path / "runs"
     a_run(runs / "base")
-    labels.rename(runs / "base", "baseline")
-    labels.mark(runs / "base", add={"keep"}, remove=set())
+    run_name.write(runs / "base", "baseline")
     a_run(runs / "2026-ab12")
     a_recorded_sweep(runs / "sweep")
     a_recorded_sweep(runs / "bare", metric="nonsense")
-    command, arguments = (LABELS | OVER_RUNS)[text]
+    command, arguments = OVER_RUNS[text]
     refused(text, command, arguments)
-
-
-def test_damaged_notes(tmp_path):
-    (tmp_path / "notes.json").write_text("{")
-    refused("notes.json is damaged", labels.note, tmp_path, "text", error=PsrunError)
 
 
 def test_a_single_run_is_not_compared(tmp_path):

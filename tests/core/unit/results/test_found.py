@@ -8,7 +8,7 @@ import pytest
 from recorded_runs import a_recorded_sweep, a_run
 
 from psrun.errors import ConfigError
-from psrun.results import found, labels
+from psrun.results import found, run_name
 
 
 @pytest.fixture(autouse=True)
@@ -17,9 +17,9 @@ def runs(tmp_path, monkeypatch) -> Path:
     for name in ("2026-01-01-dense-ab12", "2026-01-02-dense-cd12", "plain"):
         a_run(tmp_path / "runs" / name)
     a_recorded_sweep(tmp_path / "runs" / "2026-01-03-sweep-ef34")
-    labels.rename(tmp_path / "runs" / "plain", "best so far")
+    run_name.write(tmp_path / "runs" / "plain", "best so far")
     for inner in ("", "0", "1"):  # as `psrun -m run.name=rates` names them
-        labels.rename(tmp_path / "runs" / "2026-01-03-sweep-ef34" / inner, "rates")
+        run_name.write(tmp_path / "runs" / "2026-01-03-sweep-ef34" / inner, "rates")
     return tmp_path / "runs"
 
 
