@@ -8,6 +8,7 @@ install:  ## psrun, editable, with all that .ci/run needs, in .venv
 check:  ## style, types and the documentation
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
+	.venv/bin/lint-imports
 	.venv/bin/mypy
 	.venv/bin/mkdocs build --strict -q
 

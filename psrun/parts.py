@@ -111,7 +111,7 @@ def choice(group: str, kind: str) -> type | None:
 
 def kinds(group: str) -> list[str]:
     """The choices of a group that parts offer."""
-    names = []
+    names: list[str] = []
     for part in every():
         names += part.choices.get(group, {})
     return names

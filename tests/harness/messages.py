@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from support import HARNESS, stated
 
+from psrun.cli import dispatch
 from psrun.errors import ConfigError
 
 
@@ -38,3 +42,20 @@ def refused(
         assert found == keys.split(", ")
     else:
         assert keys in str(raised.value)
+
+
+@pytest.fixture
+def refuses_to_write(tmp_path, monkeypatch, capfd):
+    """Checks that a command refuses a path on no mounted disk by its key, and writes nothing."""
+    monkeypatch.chdir(tmp_path)
+
+    def check(command: list[str], key: str) -> None:
+        monkeypatch.setattr(sys, "argv", ["psrun", *command])
+        with pytest.raises((ConfigError, SystemExit)) as raised:
+            dispatch._dispatch(time.time())
+        said = str(raised.value) + capfd.readouterr().err
+        assert f"{key}: " in said
+        assert "must be a path on a mounted disk" in said
+        assert os.listdir(tmp_path) == []
+
+    return check
