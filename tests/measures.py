@@ -1,7 +1,9 @@
 """Measures of the code itself: `python tests/measures.py [CHECKOUT]`.
 
-Lines, and lines by folder; modules that exactly one other module imports; tuple assignments and the annotation `Any`,
-per 1,000 statements; attributes of others' objects that psrun replaces at run time; modules that a plain run imports.
+Lines, and lines by folder; modules of the core and of each part; imports that cross a wall; modules that exactly one
+other module imports; lines of more than 100 characters; the annotation `Any` per 1,000 statements; radon's mean
+complexity, where radon is installed; attributes of others' objects that psrun replaces at run time; modules that a
+plain run imports.
 """
 
 # ruff: noqa: T201
@@ -23,6 +25,8 @@ sys.addaudithook(lambda event, arguments: event == "import" and print(arguments[
 from psrun.cli.main import main
 main()
 """
+_LONG = 100
+_ALLOWED = {("runs", "engines"), ("recsys", "tables")}  # beside the core, which every part may import
 _OWN = ("self", "cls", "parser", "args")
 
 
@@ -37,9 +41,17 @@ def main(checkout: Path) -> None:
     for name, count in lines.items():
         folders[name.split(".")[1] if name.count(".") > 1 else "psrun"] += count
     print("  " + ", ".join(f"{folder} {count}" for folder, count in sorted(folders.items())))
+    parts = [file.parent.name for file in (checkout / "psrun").glob("*/part.py")]
+    modules = Counter(_part(name, parts) for name in trees)
+    print("modules of " + ", ".join(f"{part} {count}" for part, count in sorted(modules.items())))
+    crossing = [each for name, tree in trees.items() for each in _crossing(name, tree, trees, parts)]
+    print(f"imports that cross a wall {len(crossing)}")
+    print("".join(f"  {each}\n" for each in crossing), end="")
     alone = _imported_once(trees)
     print(f"modules with one importer {len(alone)}, {sum(lines[name] for name in alone)} lines")
-    print(f"tuple assignments per 1,000 statements {per_thousand * sum(map(_tuples, trees.values())):.1f}")
+    long = sum(len(line) > _LONG for file in files for line in file.read_text(encoding="utf-8").splitlines())
+    print(f"lines of more than {_LONG} characters {100 * long / sum(lines.values()):.1f} %")
+    print(f"radon's mean complexity {_complexity(files)}")
     print(f"`Any` per 1,000 statements {per_thousand * sum(map(_any, trees.values())):.1f}")
     replaced = [f"{name}: {what}" for name, tree in trees.items() for what in _replaced(tree)]
     print(f"attributes of others' objects replaced at run time {len(replaced)}")
@@ -70,12 +82,37 @@ def _imported_once(trees: dict[str, ast.Module]) -> list[str]:
     return [name for name in trees if name not in packages and len(importers[name] - {name}) == 1]
 
 
-def _tuples(tree: ast.Module) -> int:
-    """Assignments of several values to several targets; unpacking one value is none."""
-    return sum(
-        isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple)
-        for node in ast.walk(tree)
-    )
+def _part(name: str, parts: list[str]) -> str:
+    folder = name.partition(".")[2].partition(".")[0]
+    return folder if folder in parts else "core"
+
+
+def _crossing(name: str, tree: ast.Module, trees: dict[str, ast.Module], parts: list[str]) -> list[str]:
+    """The imports of a module that its part may not have."""
+    found = []
+    here = _part(name, parts)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            imported = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            imported = [each if each in trees else str(node.module) for each in names]
+        else:
+            continue
+        for other in imported:
+            there = _part(other, parts)
+            if other.startswith("psrun.") and there not in (here, "core") and (here, there) not in _ALLOWED:
+                found.append(f"{name} -> {other}")
+    return sorted(set(found))
+
+
+def _complexity(files: list[Path]) -> str:
+    try:
+        from radon.complexity import average_complexity, cc_visit
+    except ImportError:
+        return "is not measured: radon is not installed"
+    blocks = [block for file in files for block in cc_visit(file.read_text(encoding="utf-8"))]
+    return f"{average_complexity(blocks):.1f}"
 
 
 def _any(tree: ast.Module) -> int:
