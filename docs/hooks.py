@@ -6,6 +6,8 @@ from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+from order import filled
 from pages import pages
 
 _GENERATED = pages()
@@ -87,3 +89,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for path, text in _GENERATED.items():
         files.append(File.generated(config, path, content=text))
     return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    return filled(markdown)

@@ -48,33 +48,40 @@ def in_order(
     evaluations = Evaluations(run, evaluator, schedule)
     return Actions(
         before_epoch=[
-            policies.lower_rate,
-            saves.begin_delays,
-            *([profile.before_epoch] if profile else []),  # last: it has only steps
+            policies.lower_rate,  # a learning rate that falls has one value for all steps of an epoch
+            saves.begin_delays,  # simulated delays begin anew with the present weights
+            *([profile.before_epoch] if profile else []),  # last: the profile has only steps
         ],
-        during_epoch=[hooks.check, checks.running_loss],
+        during_epoch=[
+            hooks.check,  # raises the error of a hook that runs in a thread
+            checks.running_loss,  # a loss that is not finite ends the run within the epoch
+        ],
         after_piece=[
             *([profile.after_piece] if profile else []),  # before a checkpoint, which is no step
-            saves.within_epoch,
+            saves.within_epoch,  # a checkpoint that is due, when the steps so far are done and their loss is finite
         ],
-        when_joined=[reports.visitation, reports.staleness, reports.waits],
+        when_joined=[
+            reports.visitation,  # how often each example was applied
+            reports.staleness,  # how old the weights were for which gradients were computed
+            reports.waits,  # how long workers waited for each other
+        ],
         after_epoch=[
             checks.loss,  # first: values that are not finite are neither saved nor reported
             saves.cut_epoch,  # the resumed run reports the epoch, which is not over
-            reports.epoch,
+            reports.epoch,  # what was measured is reported before anything else may fail
             policies.after_training,  # before the checkpoint, which has the learning rate that was decided on
             checks.num_steps,  # before the checkpoint, whose position would be beyond the end of the data
             saves.after_epoch,  # before the evaluation, which may fail, or last longer than the process may
-            evaluations.after_epoch,
+            evaluations.after_epoch,  # if it is due
             evaluations.compare,  # the values of the evaluation belong to the checkpoint
-            policies.after_evaluation,
+            policies.after_evaluation,  # early stopping and the learning rate may follow a metric of the evaluation
             hooks.after_epoch,  # with all metrics; a hook that fails finds checkpoint and evaluation recorded
             saves.interrupt,  # last: what was measured is recorded
         ],
         at_end=[
             *([profile.at_end] if profile else []),  # first: the steps are over
-            evaluations.catch_up,
-            saves.at_end,
+            evaluations.catch_up,  # a run that an earlier process trained to its end, but did not evaluate
+            saves.at_end,  # the last checkpoint
             hooks.end,  # whose threads have seen the last step
         ],
     )
