@@ -35,12 +35,14 @@ class Part:
       commands: by its word, the function of a command: it takes the arguments after the word, as a list of texts, and
         returns an `ExitCode`.
       choices: by group and `kind`, the dataclass of a choice, derived from one of `psrun.config.choices.BASES`.
+      models: the class of an adapter for models of another library: `psrun.program.adapters.Adapter`.
       conf: the package with the YAML files of these choices; empty if they are in psrun's own conf/.
       moved: earlier names of modules that recorded runs name by `_target_`, and the names of today.
     """
 
     commands: Mapping[str, str] = field(default_factory=dict)
     choices: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    models: str = ""
     conf: str = ""
     moved: Mapping[str, str] = field(default_factory=dict)
 

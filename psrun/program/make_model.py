@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
+from psrun import parts
 from psrun.config import targets
 from psrun.config.keras_names import CALLED_WITH
 from psrun.config.run_config import RunConfig
@@ -18,7 +19,7 @@ from psrun.data.source import DataSource, task_of
 from psrun.errors import ConfigError, Problem
 from psrun.layers.adapter import AdaptedModel
 from psrun.models.model import ArgumentError, Model
-from psrun.program import keras3_models, objective
+from psrun.program import adapters, objective
 from psrun.program.whole_variables import naming_cut_weights
 from psrun.recsys.metrics.ranking import RankingMetric
 
@@ -31,20 +32,22 @@ def make_model(run: RunConfig, source: DataSource) -> Model:
     """
     # A function without readable source may have such a parameter, too.
     call = functools.partial(targets.called, run.model, source=source, seed=run.seed, **run.model_keys.given)
+    function = adapters.ModelFunction(functools.partial(targets.find, run.model), call, run.seed)
+    asked = adapters.own()
     with naming_cut_weights(run), _naming_arguments():
-        returned = keras3_models.returned_model(functools.partial(targets.find, run.model), call, run.seed)
-    model = Model(returned) if isinstance(returned, tf_keras.Model) else returned
-    if not isinstance(model, Model):
-        raise ConfigError(
-            [Problem("model._target_", f"{run.model.name} returned {type(returned).__name__}, not a model")]
-        )
+        returned = adapters.adapted(asked, function)
+        if not adapters.is_model(returned) and (others := adapters.others()):
+            asked += others
+            returned = adapters.adapted(asked, function)
+    if not adapters.is_model(returned):
+        raise ConfigError([Problem("model._target_", _no_model(run.model.name, returned))])
+    model = returned if isinstance(returned, Model) else Model(returned)
     keys = run.model_keys
-    loss = keras3_models.converted_loss(targets.bound_within(keys.loss, "model.loss", CALLED_WITH))
+    loss = adapters.loss(asked, targets.bound_within(keys.loss, "model.loss", CALLED_WITH))
 
     def metrics() -> Any:
-        return keras3_models.converted_metrics(
-            targets.bound_within(keys.metrics, "model.metrics", CALLED_WITH, (RankingMetric,))
-        )
+        made = targets.bound_within(keys.metrics, "model.metrics", CALLED_WITH, (RankingMetric,))
+        return adapters.metrics(asked, made)
 
     if run.export.top_k is not None and model.towers is None:
         message = "needs a model with towers, two_tower or matrix_factorization; set it to null"
@@ -53,6 +56,14 @@ def make_model(run: RunConfig, source: DataSource) -> Model:
     return objective.resolve(
         model, keys.from_logits, loss, None if keys.metrics is None else metrics, task=task_of(source)
     )
+
+
+def _no_model(name: str, returned: Any) -> str:
+    """The message for what a model function returned, which is neither a model of tf-keras nor adapted by a part."""
+    network = returned.network if isinstance(returned, Model) else returned
+    kind = type(network)
+    where = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+    return f"{name} returned {where}{kind.__qualname__}, not a tf_keras.Model, and no part adapts it.{parts.missing()}"
 
 
 @contextlib.contextmanager

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import shlex
-import sys
 from typing import Any
 
 import numpy as np
@@ -15,11 +13,11 @@ from documented import ROOT, blocks, commands
 from outcomes import check_same, events, rows, served
 from support import run_config, variables
 
+from psrun import parts
 from psrun.checkpoint import load_model
 from psrun.checkpoint.store import Store
 from psrun.data import load
 from psrun.errors import ConfigError, ExportError
-from psrun.program import keras3_models
 from psrun.program.make_model import make_model
 from psrun.roles import planner
 
@@ -241,13 +239,11 @@ def test_another_backend_is_refused(monkeypatch, tmp_path):
         make_model(run, load.load_source(run))
 
 
-def test_without_the_folder_only_models_of_keras3_are_missing(monkeypatch):
+def test_without_the_folder_only_models_of_keras3_are_missing(monkeypatch, tmp_path):
+    every = parts.own()
     dense, of_keras3 = run_config("model=dense"), run_config(*NUMBERS)
-    with monkeypatch.context() as patched:
-        patched.setitem(sys.modules, "psrun.keras3", None)
-        patched.delitem(sys.modules, "psrun.keras3.model_functions")
-        importlib.reload(keras3_models)
-        assert make_model(dense, load.load_source(dense)).network.count_params() > 0
-        with pytest.raises(ConfigError, match="Functional"):
-            make_model(of_keras3, load.load_source(of_keras3))
-    importlib.reload(keras3_models)
+    monkeypatch.setattr(parts, "own", lambda: tuple(part for part in every if not part.models))
+    monkeypatch.setattr(parts, "_FOLDER", tmp_path)
+    assert make_model(dense, load.load_source(dense)).network.count_params() > 0
+    with pytest.raises(ConfigError, match=r"keras\..*Functional.* psrun/keras3 \(models of Keras 3\)"):
+        make_model(of_keras3, load.load_source(of_keras3))

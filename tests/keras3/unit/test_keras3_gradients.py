@@ -20,14 +20,15 @@ IDS = [[1, 1, 1, 1, 2]]
 def test_only_keras3_alone_takes_other_steps_for_ids_that_repeat(name: str, dense: float, keras3: float) -> None:
     import keras
 
+    from psrun.keras3.adapter import Keras3Adapter
     from psrun.models.model import Model
-    from psrun.program.keras3_models import returned_model
+    from psrun.program.adapters import ModelFunction
 
     def model() -> keras.Model:
         table = keras.layers.Embedding(4, 2, embeddings_initializer="ones")
         return keras.Sequential([keras.Input((5,), dtype="int32"), table])
 
-    returned = returned_model(lambda: keras, model, seed=1)
+    returned = Keras3Adapter().adapt(ModelFunction(lambda: keras, model, seed=1))
     assert isinstance(returned, Model)
     network = returned.network
     with tf.GradientTape() as tape:
@@ -50,14 +51,15 @@ def test_the_dropouts_of_a_step_drop_different_values() -> None:
     """Also those of one layer. Workers share no state of random numbers: each operation has a seed of its own."""
     import keras
 
-    from psrun.program.keras3_models import returned_model
+    from psrun.keras3.adapter import Keras3Adapter
+    from psrun.program.adapters import ModelFunction
 
     def model() -> keras.Model:
         inputs = keras.Input((200,))
         dropout = keras.layers.Dropout(0.5)
         return keras.Model(inputs, [dropout(inputs), dropout(inputs)])
 
-    network = returned_model(lambda: keras, model, seed=1).network
+    network = Keras3Adapter().adapt(ModelFunction(lambda: keras, model, seed=1)).network
     step = tf.function(lambda: network(tf.ones([1, 200]), training=True))
     first, second = (np.stack(step()) for _ in range(2))
     assert np.any(first[0] != first[1])

@@ -1,4 +1,4 @@
-"""Calls model functions that may return a model of Keras 3, without importing Keras 3 for others."""
+"""Calls model functions that may return a model of Keras 3. Imports Keras 3 only if the function did."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ import tf_keras
 
 from psrun.errors import ConfigError, Problem
 from psrun.models.model import Model
+from psrun.program.adapters import Adapter, ModelFunction
 
 if TYPE_CHECKING:
     from psrun.keras3.internals import VariableCreation
@@ -25,28 +26,51 @@ def _is_imported() -> bool:
     return "keras" in sys.modules
 
 
-def returned_model(load: Callable[[], Any], call: Callable[[], Any], seed: int) -> Any:
-    """The return value of a model function, a model of Keras 3 as one of tf-keras.
+class Keras3Adapter(Adapter):
+    """Makes models, losses and metrics of Keras 3 trainable by tf-keras."""
 
-    Args:
-      load: imports the function's module, and so perhaps Keras 3.
-      call: calls the function.
-      seed: of the initial values of a model of Keras 3.
+    def adapt(self, function: ModelFunction) -> Any:
+        """What a model function returns, a model of Keras 3 as one of tf-keras.
 
-    Raises:
-      ConfigError: the model has layers of both libraries, or what cannot be trained; or Keras 3 has another backend.
-    """
-    with _named_errors():
-        load()
-        known = _is_imported()
-        with _creating(seed) as creation:
-            returned = call()
-        if not known and _is_imported() and _network(returned) is not None:  # imported by the function itself
-            with _creating(seed) as creation:
-                returned = call()
-    if creation is None:
-        return returned
-    return _adapted(returned, creation)
+        Raises:
+          ConfigError: the model has layers of both libraries, or layers that cannot be trained; or Keras 3 has another
+            backend.
+        """
+        with _named_errors():
+            function.load()
+            known = _is_imported()
+            with _creating(function.seed) as creation:
+                returned = function.call()
+            if not known and _is_imported() and _network(returned) is not None:  # imported by the function itself
+                with _creating(function.seed) as creation:
+                    returned = function.call()
+        if creation is None:
+            return returned
+        return _adapted(returned, creation)
+
+    def loss(self, loss: Any) -> Any:
+        """A loss, or losses by output, losses of Keras 3 as losses of tf-keras.
+
+        Raises:
+          ConfigError: tf-keras has no such reduction.
+        """
+        if not _is_imported():
+            return loss
+        from psrun.keras3 import compile_settings
+
+        return compile_settings.converted_loss(loss)
+
+    def metrics(self, metrics: Any) -> Any:
+        """Metrics, metrics of Keras 3 as metrics of tf-keras.
+
+        Raises:
+          ConfigError: tf-keras has no such metric.
+        """
+        if not _is_imported():
+            return metrics
+        from psrun.keras3 import compile_settings
+
+        return compile_settings.converted_metrics(metrics)
 
 
 @contextlib.contextmanager
@@ -91,24 +115,6 @@ def _adapted(returned: Any, creation: VariableCreation) -> Any:
     whole = returned if isinstance(returned, Model) else Model(network)
     whole = compile_settings.with_compiled(whole, network)
     return compile_settings.with_converted(replace(whole, network=model.Keras3Model(network, creation)))
-
-
-def converted_loss(loss: Any) -> Any:
-    """A loss, or losses by output, those of Keras 3 as losses of tf-keras."""
-    if not _is_imported():
-        return loss
-    from psrun.keras3 import compile_settings
-
-    return compile_settings.converted_loss(loss)
-
-
-def converted_metrics(metrics: Any) -> Any:
-    """Metrics, those of Keras 3 as metrics of tf-keras; raises ConfigError if tf-keras has none like them."""
-    if not _is_imported():
-        return metrics
-    from psrun.keras3 import compile_settings
-
-    return compile_settings.converted_metrics(metrics)
 
 
 # -- mistakes
