@@ -38,9 +38,7 @@ def timed(workers: int, closures: int, windows: int) -> Windows:
 
     from psrun.closures.training_closures import InFlightClosures
 
-    cluster = choices.InProcess(
-        kind="inprocess", num_workers=workers, num_ps=1, num_data_workers=1, placement="greedy", isolate=False
-    )
+    cluster = choices.InProcess(kind="inprocess", num_workers=workers, num_ps=1, placement="greedy", isolate=False)
     strategy.prepare(cluster, None)
     distribution = strategy.connect(cluster, choices.NoPartitioner(kind="none"))
     coordinator = distribution.coordinator

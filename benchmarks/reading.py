@@ -158,9 +158,7 @@ def batches(folder: Path, seconds: float) -> dict[str, Callable[[], float]]:
     from psrun.config import choices
     from psrun.recsys.data import criteo
 
-    cluster = choices.InProcess(
-        "inprocess", num_workers=1, num_ps=1, num_data_workers=1, placement="greedy", isolate=False
-    )
+    cluster = choices.InProcess("inprocess", num_workers=1, num_ps=1, placement="greedy", isolate=False)
     strategy.prepare(cluster, None)
     coordinator = strategy.connect(cluster, choices.NoPartitioner("none")).coordinator
     source = criteo.Criteo(path=str(folder / FILES["criteo"]), cache=str(folder / "cache"))

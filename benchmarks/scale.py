@@ -59,9 +59,7 @@ def timed(workers: int, waits_s: Sequence[float], seconds: float) -> dict[str, R
     from psrun.cluster import servers
 
     servers.NUM_INTER_OP_THREADS += 2 * workers  # each that waits holds one
-    cluster = choices.InProcess(
-        kind="inprocess", num_workers=workers, num_ps=1, num_data_workers=1, placement="greedy", isolate=False
-    )
+    cluster = choices.InProcess(kind="inprocess", num_workers=workers, num_ps=1, placement="greedy", isolate=False)
     strategy.prepare(cluster, None)
     distribution = strategy.connect(cluster, choices.NoPartitioner(kind="none"))
     coordinator = distribution.coordinator

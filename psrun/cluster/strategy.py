@@ -18,7 +18,7 @@ import tensorflow as tf
 from psrun.cluster import inprocess, partitioners, placement, run_over, servers
 from psrun.cluster.probe import answering, own_host, reachable
 from psrun.config import choices
-from psrun.config.topology import CHIEF, DATA_JOBS, Task, Topology
+from psrun.config.topology import CHIEF, Task, Topology
 from psrun.errors import ClusterError, ConfigError, Problem, PsrunError, TaskLostError
 from psrun.tf_internals import cluster as internals
 from psrun.tf_internals.lost_workers import FailureHandler
@@ -38,13 +38,11 @@ class Distribution:
 
     Attributes:
       coordinator: schedules steps on workers; None if steps run in this process.
-      data_service: the address of the dispatcher; None without a data service.
     """
 
     strategy: tf.distribute.Strategy
     coordinator: tf.distribute.coordinator.ClusterCoordinator | None = None
     num_workers: int = 1
-    data_service: str | None = None
 
 
 _collective: list[tf.distribute.Strategy] = []  # one per process
@@ -123,7 +121,7 @@ def wait_for_servers(topology: Topology, *, within_s: float, error: type[PsrunEr
     Args:
       error: raised with the names of all servers that did not answer.
     """
-    tasks = [task for job in ("ps", "worker", *DATA_JOBS) for task in topology.of(job)]
+    tasks = [task for job in ("ps", "worker") for task in topology.of(job)]
     waiting = {task: topology.addresses[task] for task in tasks}
     deadline_s = time.monotonic() + within_s
     while True:
@@ -147,7 +145,7 @@ def wait_for_tasks(topology: Topology, is_up: Callable[[Task], bool], *, within_
     Raises:
       ClusterError: some are not; names them.
     """
-    waiting = [task for task in topology.addresses if task.job in topology.spec()]
+    waiting = list(topology.addresses)
     deadline_s = time.monotonic() + within_s
     while waiting := [task for task in waiting if not is_up(task)]:
         if time.monotonic() > deadline_s:

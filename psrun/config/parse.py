@@ -51,7 +51,7 @@ class _HookKeys:
 class _DataKeys:
     global_batch_size: int | str = at_least(1, or_else=schema.AUTO)
     batch_size_per_replica: int | None = at_least(1, default=None)
-    visitation: str = one_of("once", "every_worker", "dynamic", default="every_worker")
+    visitation: str = one_of("once", "every_worker", default="every_worker")
     audit: bool = False
     sharding: str | None = one_of("auto", "file", "data", "off", None, default=None)
     label_vocabulary: Any = None

@@ -78,8 +78,6 @@ def _of_data(config: RunConfig) -> Iterator[Problem]:
         yield Problem("data.global_batch_size", message)
     if data.audit and not config.cluster.has_parameter_servers:
         yield Problem("data.audit", "requires parameter server training; set it to false")
-    if data.visitation == "dynamic" and not config.cluster.has_parameter_servers:
-        yield Problem("data.visitation", "is dynamic, which requires parameter server training; set it to once")
     if data.sharding is None:
         return
     key = "data.sharding"

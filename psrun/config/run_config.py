@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from psrun.config import choices, keras_callbacks
 from psrun.config.schema import at_least, one_of
 from psrun.config.targets import Target
-from psrun.config.topology import DISPATCHER, EVALUATOR, JOBS, Task
+from psrun.config.topology import EVALUATOR, JOBS, Task
 
 MODES = ("train", "plan", "export", "predict", "evaluate")
 CHIEF_ROLES = {"train": "coordinator", "evaluate": "evaluation", "predict": "predictor"}  # modes that use the cluster
@@ -28,8 +28,8 @@ class Data:
     Attributes:
       global_batch_size: examples per step (over all replicas of one worker, as in Keras); 'auto': as the data
         recommends, or 64.
-      visitation: whether in each pass over the data an example goes to one worker, assigned by the chief ('once') or
-        by tf.data service ('dynamic'), or to all workers ('every_worker').
+      visitation: whether in each pass over the data an example goes to one worker, assigned by the chief ('once'), or
+        to all workers ('every_worker').
       audit: whether to count how often each example is trained on.
       sharding: the tf.data.experimental.AutoShardPolicy, in lower case, by which synchronous workers share the training
         data; None for TensorFlow's default.
@@ -289,11 +289,6 @@ class RunConfig:
         return None if folder is None else Path(folder).expanduser()
 
     @property
-    def data_service(self) -> bool:
-        """Whether the workers read training data through tf.data service."""
-        return self.mode == "train" and self.data.visitation == "dynamic"
-
-    @property
     def num_tasks(self) -> dict[str, int]:
         """How many tasks each job has, of a cluster of processes whose size the configuration decides."""
         cluster = self.cluster
@@ -302,7 +297,7 @@ class RunConfig:
         counts = {"chief": 1, "ps": cluster.num_ps, "worker": cluster.num_workers}
         if self.sidecar is not None and not self.sidecar.sets_worker_aside:
             counts[EVALUATOR.job] = 1
-        return counts | ({DISPATCHER.job: 1, "data_worker": cluster.num_data_workers} if self.data_service else {})
+        return counts
 
     @property
     def evaluator(self) -> Task | None:

@@ -9,8 +9,7 @@ from typing import Any
 
 from psrun.errors import ConfigError, Problem
 
-DATA_JOBS = ("data_dispatcher", "data_worker")  # tasks of tf.data service, which are not part of TensorFlow's cluster
-JOBS = ("chief", "worker", "ps", "evaluator", *DATA_JOBS)
+JOBS = ("chief", "worker", "ps", "evaluator")
 _MASTER = "master"  # the name of the chief in TF_CONFIG before TensorFlow 2
 
 
@@ -32,7 +31,6 @@ class Task:
 
 
 CHIEF = Task("chief", 0)
-DISPATCHER = Task("data_dispatcher", 0)
 EVALUATOR = Task("evaluator", 0)
 
 
@@ -57,8 +55,7 @@ class Topology:
         """The addresses in the format of `tf.train.ClusterSpec`."""
         spec: dict[str, dict[int, str]] = {}
         for task, address in self.addresses.items():
-            if task.job not in DATA_JOBS:
-                spec.setdefault(task.job, {})[task.index] = address
+            spec.setdefault(task.job, {})[task.index] = address
         return spec
 
 
@@ -125,14 +122,14 @@ def make(
         problems.append(Problem(key, f"{where} is the address of {both}; give each task its own address"))
     for missing in needed if job != EVALUATOR.job else ():
         if not any(task.job == missing for task in addresses):
-            what = "data.visitation=dynamic" if missing in DATA_JOBS else "parameter server training"
-            problems.append(Problem(f"{key}.{missing}", f"is missing: {what} needs at least one"))
+            message = "is missing: parameter server training needs at least one"
+            problems.append(Problem(f"{key}.{missing}", message))
     me = Task("chief" if job == _MASTER else job, index)
     if me.job not in JOBS:
         problems.append(Problem(f"{task_key}.type", f"is {job!r}, must be one of {', '.join(JOBS)}"))
     elif not isinstance(index, int):
         problems.append(Problem(f"{task_key}.index", f"is {index!r}, must be an integer"))
-    elif me.job in ("worker", "ps", *DATA_JOBS) and me not in addresses:
+    elif me.job in ("worker", "ps") and me not in addresses:
         indices = sorted(task.index for task in addresses if task.job == me.job)
         problems.append(Problem(f"{task_key}.index", f"is {index}, must be one of {indices} as in {key}.{job}"))
     elif me.job == "chief" and index != 0:
@@ -155,8 +152,6 @@ def _addresses(name: str, entries: Any, key: str, problems: list[Problem]) -> li
     else:
         problems.append(Problem(where, f"is {entries!r}, must be a list of addresses"))
         return []
-    if job == DISPATCHER.job and len(pairs) > 1:
-        problems.append(Problem(where, f"has {len(pairs)} addresses, must have one"))
     addresses = []
     for index, address in pairs:
         if not str(index).isdigit():

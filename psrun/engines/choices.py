@@ -22,8 +22,6 @@ class ResourcesByJob:
     worker: PodResources
     ps: PodResources
     evaluator: PodResources
-    data_dispatcher: PodResources
-    data_worker: PodResources
 
 
 @dataclass(frozen=True)

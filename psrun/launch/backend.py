@@ -13,7 +13,7 @@ from pathlib import Path
 import portpicker
 from rich.console import Console
 
-from psrun.config import gpus, topology
+from psrun.config import gpus
 from psrun.config.run_config import RunConfig
 from psrun.config.topology import Task, tf_config
 from psrun.errors import ExitCode, ended
@@ -47,8 +47,8 @@ class TaskPlan:
         if run.cluster.has_synchronous_workers:  # the chief is one of the workers
             return cls({"worker": num_tasks["worker"] - 1, "chief": 1}, ("worker", "chief"), (), None)
         # The chief first: it prepares its data while the servers start.
-        jobs = {job: num_tasks[job] for job in ("chief", "ps", "worker", *topology.DATA_JOBS) if job in num_tasks}
-        serving = ("ps", "worker", "evaluator", *topology.DATA_JOBS)
+        jobs = {job: num_tasks[job] for job in ("chief", "ps", "worker")}
+        serving = ("ps", "worker", "evaluator")
         # A restarted chief would find tables of its predecessor in parameter servers that were not restarted.
         return cls(jobs, ("ps", "chief"), serving, run.evaluator)
 

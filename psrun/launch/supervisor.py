@@ -7,7 +7,7 @@ import signal
 from collections.abc import Mapping
 
 from psrun.cluster.probe import answering
-from psrun.config import choices, topology
+from psrun.config import choices
 from psrun.config.topology import CHIEF, Task
 from psrun.errors import ConfigError, ExitCode, PsrunError, final
 from psrun.launch.backend import CLOCK, Backend, Clock, Launch, TaskHandle, end_all
@@ -246,7 +246,7 @@ class Supervisor:
     def _unreachable(self) -> str:
         addresses = self._backend.addresses
         up = answering(addresses, timeout_s=1.0)
-        expected = [task for task in addresses if task.job not in topology.DATA_JOBS and task != self._evaluator]
+        expected = [task for task in addresses if task != self._evaluator]
         silent = [str(task) for task in expected if task not in up]
         return f"; no answer from {', '.join(silent)}" if silent else ""
 

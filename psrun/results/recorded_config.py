@@ -21,6 +21,16 @@ _RENAMED = {
 }
 
 
+# Keys that psrun no longer has, without effect at the values that runs recorded by default.
+_REMOVED = (
+    "cluster.addresses.data_dispatcher",
+    "cluster.addresses.data_worker",
+    "cluster.num_data_workers",
+    "cluster.resources.data_dispatcher",
+    "cluster.resources.data_worker",
+)
+
+
 def renewed(nodes: Any, names: Iterable[str] = ()) -> Any:
     """A configuration that an earlier version recorded, in the form of today: each tracker below its name.
 
@@ -71,10 +81,23 @@ def merged(composed: Any, unresolved: Any, folder: Path, now: set[str]) -> dict[
 def read(path: Path) -> Any:
     """The nodes of a recorded configuration, with references, and with today's names of psrun's modules.
 
+    Keys that psrun no longer has are left out.
+
     Raises:
       OSError, YAMLError, OmegaConfBaseException: the file cannot be read.
     """
-    return _with_names_of_today(OmegaConf.to_container(OmegaConf.load(path), resolve=False))
+    nodes = _with_names_of_today(OmegaConf.to_container(OmegaConf.load(path), resolve=False))
+    for key in _REMOVED:
+        _remove(nodes, key.split("."))
+    return nodes
+
+
+def _remove(nodes: Any, names: Sequence[str]) -> None:
+    """Removes the key that the names of groups and its own lead to, if it is there."""
+    for name in names[:-1]:
+        nodes = nodes.get(name) if isinstance(nodes, dict) else None
+    if isinstance(nodes, dict):
+        nodes.pop(names[-1], None)
 
 
 def _with_names_of_today(node: Any) -> Any:

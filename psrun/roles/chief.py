@@ -8,10 +8,10 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any, Self
 
-from psrun.cluster import data_service, strategy
+from psrun.cluster import strategy
 from psrun.cluster.probe import PortReservation, ServerStatus, statuses
 from psrun.config import choices
 from psrun.config.run_config import RunConfig
@@ -122,20 +122,12 @@ class Chief:
           PsrunError: a server did not start or was lost, a step failed, or data is wrong.
         """
         with self._connected(run_config.seed) as distribution:
-            if run_config.data_service:
-                distribution = replace(distribution, data_service=self._dispatcher())
             program = build(run_config, source, distribution)
             self._program = program
             build_state(program)
             if run_config.mode == "train":
                 check_arrays(source, program.checks)
             yield program
-
-    def _dispatcher(self) -> str:
-        """The address of the data service's dispatcher, which is started here if this is the only process."""
-        if self.topology is None:
-            return data_service.start_here(self._cluster.num_data_workers)
-        return data_service.target(self.topology)
 
     @contextmanager
     def _connected(self, seed: int) -> Iterator[strategy.Distribution]:

@@ -21,7 +21,7 @@ from psrun.results.run_folder import RunFolder
 from psrun.roles.task_assignment import Identity
 from psrun.roles.task_context import TaskContext
 from psrun.tf_internals import generated_files
-from psrun.tf_internals.modules import import_for_servers, import_without_keras, lazy_imports
+from psrun.tf_internals.modules import import_for_servers, lazy_imports
 
 # TensorFlow may hold Python's global lock for 20 s, until it gives up connecting to a disconnected host.
 _GUARD_WAITS_LONGER_S = 30.0
@@ -100,12 +100,6 @@ def _server(process: Process) -> None:
     )
 
 
-def _data_server(process: Process) -> None:
-    import_without_keras()
-    module, timeout_s = import_role("data_server"), process.run.cluster.chief_timeout_s
-    module.run(process.me.topology, process.folder, process.stop, chief_timeout_s=timeout_s)
-
-
 def _evaluator(process: Process) -> None:
     topology = process.me.topology
     assert topology is not None
@@ -164,7 +158,6 @@ ROLES: dict[str, Callable[[Process], ExitCode | None]] = {
     "coordinator": _coordinator,
     "replica": _replica,
     "server": _server,
-    "data_server": _data_server,
     "evaluator": _evaluator,
     "supervisor": _supervisor,
     "planner": _planner,

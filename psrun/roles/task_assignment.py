@@ -74,20 +74,19 @@ def _starter(run: RunConfig, environment: Mapping[str, str]) -> Identity | None:
 
 def _topology(run: RunConfig, environment: Mapping[str, str]) -> Topology | None:
     """The cluster of this process; None for a single process."""
-    needed = ("worker", "ps", *topology.DATA_JOBS) if run.data_service else ("worker", "ps")
     match run.cluster:
         case choices.MultiWorkerMirrored():
             return topology.from_tf_config(environment.get("TF_CONFIG"), needed=("chief",))
         case choices.Kubernetes():
-            return pods.from_environment(run, environment, needed=needed)
+            return pods.from_environment(run, environment)
         case choices.Static():
             if run.task.type is None:
                 message = "must be given with cluster=static: task.type=... task.index=..."
                 raise ConfigError([Problem("task.type", message)])
             keys = {"key": "cluster.addresses", "task_key": "task"}
-            return topology.make(run.cluster.addresses, run.task.type, run.task.index, **keys, needed=needed)
+            return topology.make(run.cluster.addresses, run.task.type, run.task.index, **keys)
         case choices.Supervised() | choices.Unsupervised():
-            return topology.from_tf_config(environment.get("TF_CONFIG"), needed=needed)
+            return topology.from_tf_config(environment.get("TF_CONFIG"))
     return None
 
 
@@ -96,8 +95,6 @@ def _of(cluster: Topology, me: Task, chiefs_role: str) -> Identity:
         return Identity("evaluator", str(me), cluster, owns_folder=False)
     if me.job in ("worker", "ps"):
         return Identity("server", str(me), cluster, owns_folder=False)
-    if me.job in topology.DATA_JOBS:
-        return Identity("data_server", str(me), cluster, owns_folder=False)
     if me.job == topology.EVALUATOR.job:
         return Identity("evaluator", str(me), cluster, owns_folder=False)
     return Identity(chiefs_role, str(me), cluster, may_find_run=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import OmegaConf, open_dict, read_write
+from omegaconf import open_dict, read_write
 from rich.console import Console
 
 from psrun import files, process
@@ -147,7 +147,7 @@ class _Record:
         missing = [copy for copy in result["code"]["modules"].values() if not (path / copy).is_file()]
         if missing:
             raise ConfigError(f"{path / missing[0]} is missing: the recorded code is not complete; restore the folder")
-        raw: Any = OmegaConf.to_container(OmegaConf.load(path / CONFIG))
+        raw = recorded_config.read(path / CONFIG)
         sweep, _ = loaded(path.parent / SWEEP)
         return cls(path, raw, result, sweep.get("metric"))
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from psrun.checkpoint.manifest import Position
 from psrun.closures.audit import Audit
-from psrun.closures.input_streams import DataServiceInput, DealtInput, Stream
+from psrun.closures.input_streams import DealtInput, Stream
 from psrun.program.compiled_model import Program
 
 # Skipping this many batches of in-memory data takes about 10 s.
@@ -44,10 +44,8 @@ class InputPosition:
 
     def on_workers(self, scheduled: int) -> Stream:
         """The input of the steps on workers, after `scheduled` steps."""
-        first = self.next_batch(scheduled)
-        if self._program.distribution.data_service:
-            return DataServiceInput(self._program, first, self._audit)
         if self._program.dealt:
+            first = self.next_batch(scheduled)
             self._dealt = DealtInput(self._program.train_dataset, first, self._audit, self.left)
             return self._dealt
         return Stream(self.dataset(scheduled), self._audit)

@@ -23,7 +23,6 @@ class ClusterChoice(Choice):
       shares_cores: whether tasks may run on the same cores.
       num_workers: that the configuration asks for; None where addresses are given instead.
       num_ps: likewise.
-      num_data_workers: of tf.data service.
       replicas_per_worker: None where the devices of the workers decide.
       slow_workers: seconds added to each step of a worker, by its index.
       placement: the rule by which variables are spread over parameter servers.
@@ -41,7 +40,6 @@ class ClusterChoice(Choice):
     kind: str
     num_workers: int | None = 1
     num_ps: int | None = 0
-    num_data_workers: int = 0
     replicas_per_worker: int | None = None
     slow_workers: dict[int, float] | None = None
     placement: str = PLACEMENT_RULES[0]
@@ -114,7 +112,6 @@ class InProcess(_StartedHere, _ParameterServers):
     kind: str
     num_workers: int = at_least(1)
     num_ps: int = at_least(1)
-    num_data_workers: int = at_least(1)
     placement: str = one_of(*PLACEMENT_RULES)
     isolate: Any = one_of(*ISOLATE)
 
@@ -161,7 +158,6 @@ class Local(_StartedHere, _ParameterServers, Supervised):
     restart: Restart
     num_workers: int = at_least(1)
     num_ps: int = at_least(1)
-    num_data_workers: int = at_least(1)
     placement: str = one_of(*PLACEMENT_RULES)
     isolate: Any = one_of(*ISOLATE)
     connect_timeout_s: float = at_least(1)
@@ -191,8 +187,6 @@ class RayResources:
     worker: RayTaskResources
     ps: RayTaskResources
     evaluator: RayTaskResources
-    data_dispatcher: RayTaskResources
-    data_worker: RayTaskResources
 
 
 @dataclass(frozen=True)
@@ -289,7 +283,6 @@ class Slurm(_OfNodes, Supervised):
     interface: str | None = field(kw_only=True)
     num_workers: int = at_least(1)
     num_ps: int = at_least(1)
-    num_data_workers: int = at_least(1)
 
     @property
     def hang_limits(self) -> Any:
@@ -302,7 +295,6 @@ class Kubernetes(Unsupervised):
 
     num_workers: int = at_least(1)
     num_ps: int = at_least(1)
-    num_data_workers: int = at_least(1)
 
 
 # By name, as `kind` in conf/.

@@ -112,9 +112,6 @@ class Synchronous(ConsistencyChoice):
         ]
         if (config.cluster.replicas_per_worker or 1) > 1:
             problems.append(Problem("cluster.replicas_per_worker", f"must be 1 with {mode}"))
-        if config.data.visitation == "dynamic":
-            message = f"is dynamic, which cannot deal a dropped batch again, as {mode} requires; choose once"
-            problems.append(Problem("data.visitation", message))
         if trainer.steps_per_epoch is None and config.num_training_workers is None:
             message = f"is required with {mode} where the addresses of the cluster decide on the number of workers"
             problems.append(Problem("trainer.steps_per_epoch", message))

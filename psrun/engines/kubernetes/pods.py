@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from psrun.config import choices, topology
 from psrun.config.run_config import RunConfig
@@ -30,7 +30,7 @@ def address(settings: choices.KubernetesKeys, task: Task) -> str:
     return f"{host(settings, task)}.{settings.name}:{settings.port}"
 
 
-def from_environment(run: RunConfig, environment: Mapping[str, str], *, needed: Sequence[str]) -> Topology:
+def from_environment(run: RunConfig, environment: Mapping[str, str]) -> Topology:
     """The topology of the run's pods, with the task of this pod.
 
     Raises:
@@ -59,4 +59,4 @@ def from_environment(run: RunConfig, environment: Mapping[str, str], *, needed: 
         for job, count in run.num_tasks.items()
         if job != "evaluator"
     }
-    return topology.make(listed, job, int(index), key="cluster", task_key=JOB, needed=needed)
+    return topology.make(listed, job, int(index), key="cluster", task_key=JOB)

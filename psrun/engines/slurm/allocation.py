@@ -9,7 +9,6 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from psrun.config import topology
 from psrun.config.run_config import RunConfig
 from psrun.config.topology import EVALUATOR
 from psrun.errors import ConfigError, ExitCode, Problem
@@ -101,7 +100,7 @@ def options(job: Job, num_tasks: int, environment: Mapping[str, str]) -> list[tu
 
 def described(run: RunConfig) -> str:
     """The tasks of the run, such as 'chief, 2 ps, 2 workers'."""
-    single = ("chief", EVALUATOR.job, topology.DISPATCHER.job)
+    single = ("chief", EVALUATOR.job)
     titles = [
         job if job in single else f"{count} {job}{'s' if count > 1 and job != 'ps' else ''}"
         for job, count in run.num_tasks.items()

@@ -10,7 +10,6 @@ from outcomes import events
 from psrun.checkpoint import manifest
 from psrun.checkpoint.store import Store
 from psrun.closures import asynchronous_steps
-from psrun.closures.input_streams import MAX_OUTSTANDING
 from psrun.results.run_folder import RunFolder
 
 pytestmark = pytest.mark.inprocess
@@ -41,31 +40,6 @@ def test_each_example_of_an_epoch_is_trained_on_once(train, monkeypatch, trainer
     by_worker = result["visitation"][-1]["by_worker"]
     assert len(by_worker) == num_workers
     assert sum(own["seen"] for own in by_worker.values()) == 200
-
-
-@pytest.mark.thorough
-def test_batches_of_the_data_service_are_trained_on_once_except_outstanding_ones(train):
-    result, _ = train(
-        *COUNTED, "trainer=fit", "data.visitation=dynamic", "data.audit=true", "trainer.epochs=5",
-        "trainer.steps_per_epoch=null", "data.global_batch_size=4",
-    )  # fmt: skip
-    assert result["steps"]["applied"] == 5 * 50
-    outstanding = 2 * (MAX_OUTSTANDING + 2) * 4  # of two workers: also what they hold ready, and train on
-    for row in result["visitation"]:
-        assert row["seen"]["0"] <= outstanding
-        assert row["seen"]["2"] + row["seen"]["3+"] <= outstanding
-        assert trained_on(row) == 200
-
-
-@pytest.mark.thorough
-def test_a_resumed_run_requests_the_rest_of_the_pass_from_the_data_service(train):
-    pieces = (*COUNTED, "data.visitation=dynamic", "data.audit=true", "data.global_batch_size=4")
-    _, folder = train(*pieces, "trainer.epochs=1", "trainer.steps_per_epoch=25")
-    result, _ = train(*pieces, "trainer.epochs=2", "trainer.steps_per_epoch=25", into=folder)
-    first, second = result["visitation"]
-    assert first["seen"]["1"] == 100
-    assert trained_on(second) == 100
-    assert second["seen"]["1"] >= 60  # the rest are of the next pass, while the last of this one were on their way
 
 
 def trained_on(row: dict) -> int:

@@ -70,7 +70,7 @@ def restarts(world: World) -> dict[str, int]:
     return {str(task): each.restarts for task, each in world.tasks.items() if each.restarts}
 
 
-@pytest.mark.parametrize("name", ["parameter servers", "two workers", "sidecar", "synchronous", "data service"])
+@pytest.mark.parametrize("name", ["parameter servers", "two workers", "sidecar", "synchronous"])
 def test_a_run_without_faults(name):
     world = run(Schedule(name))
     assert world.code == ExitCode.DONE
@@ -155,9 +155,9 @@ def test_the_training_goes_on_without_an_evaluator_that_is_given_up(detail):
     assert restarts(world) == ({"evaluator-0": 2} if detail < 0 else {})
 
 
-def test_a_task_of_the_data_service_that_ends_before_the_run_is_over_is_lost():
-    world = run(Schedule("data service", (Fault(2.0, "exit", "data_dispatcher-0", 0),)))
-    assert restarts(world) == {"data_dispatcher-0": 1}
+def test_a_server_that_ends_before_the_run_is_over_is_lost():
+    world = run(Schedule("two workers", (Fault(2.0, "exit", "worker-1", 0),)))
+    assert restarts(world) == {"worker-1": 1}
 
 
 @pytest.mark.parametrize("task", ["chief-0", "worker-0"])

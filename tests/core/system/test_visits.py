@@ -1,40 +1,20 @@
-"""Which examples a cluster of real processes trains on, with files of different lengths, and where workers are lost."""
+"""Which examples a cluster of real processes trains on, where workers are lost."""
 
 from __future__ import annotations
 
 import signal
-from pathlib import Path
 
 import counting
 import pytest
 from fault_injection import MOSTLY_WAITING
-from support import HARNESS, many_epochs
+from support import HARNESS
 
 pytestmark = pytest.mark.cluster
 
-SIZES = (700, 3, 298)  # rows of the files
-NUM_EXAMPLES = sum(SIZES)
+NUM_EXAMPLES = 1001
 BATCH, PACKED = 16, 4
-STEPS = -(-NUM_EXAMPLES // BATCH)  # per epoch
 EPOCHS = 8  # not done before a lost worker is back
 ONCE = {"0": 0, "1": NUM_EXAMPLES, "2": 0, "3+": 0}
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> list[str]:
-    """Passes over files in which all rows differ."""
-    numbers = iter(range(NUM_EXAMPLES))
-    for index, size in enumerate(SIZES):
-        rows = (
-            "\t".join([str(n % 2), str(n), *["1"] * 12, *["value"] * 26]) for n in (next(numbers) for _ in range(size))
-        )
-        (tmp_path / f"{index}.tsv").write_text("\n".join(rows) + "\n")
-    return [
-        "cluster=local", "cluster.num_ps=1", "model=dense", "data=criteo", f"data.path='{tmp_path}/*.tsv'",
-        f"data.cache='{tmp_path}/cache'",
-        "data.audit=true", f"data.global_batch_size={BATCH}", "trainer.steps_per_epoch=null", "evaluation=none",
-        f"trainer.steps_per_execution={PACKED}", "cluster.restart.heartbeat_timeout_s=6",
-    ]  # fmt: skip
 
 
 def test_a_worker_that_is_killed_costs_no_row_and_repeats_none(start, tmp_path):
@@ -91,30 +71,6 @@ def test_each_example_is_applied_once_an_epoch_whatever_is_killed(start):
     assert counting.wrong(cluster.folder / "checkpoints", epochs, updates=epochs * steps, batch=batch) == {}
     assert [row["seen"] for row in again.result["visitation"]] == [{**ONCE, "1": examples}] * epochs
     assert again.result["steps"] == {"applied": epochs * steps, "scheduled": epochs * steps, "repeated": 0}
-
-
-def test_a_data_worker_and_a_dispatcher_that_are_killed_come_back(start, run):
-    """Batches in progress are lost, and the loss is recorded; later batches are read once."""
-    cluster = start(
-        *run, "model=wide_deep", "data.num_buckets=50", "model.hidden_units=[4]", "checkpoint=none",
-        "data.visitation=dynamic", many_epochs(STEPS), "cluster.num_data_workers=2", MOSTLY_WAITING,
-    )  # fmt: skip
-    cluster.wait_for("epoch", 2)
-    cluster.kill("data_worker-1")
-    cluster.wait_for("recovery")
-    cluster.kill("data_dispatcher-0")
-    cluster.wait_for("recovery", 2)
-    cluster.wait_for("epoch", len(cluster.events("epoch")) + 2)
-    cluster.process.send_signal(signal.SIGTERM)
-    assert cluster.end() == 175
-    assert [row["task"] for row in cluster.result["recoveries"]] == ["data_worker-1", "data_dispatcher-0"]
-    num_epochs = len(cluster.events("epoch"))
-    rows = [row["seen"] for row in cluster.result["visitation"]][:num_epochs]
-    assert cluster.result["steps"]["applied"] >= num_epochs * STEPS
-    seen = sum(row["1"] + 2 * row["2"] + 3 * row["3+"] for row in rows)
-    assert seen == pytest.approx(num_epochs * NUM_EXAMPLES, abs=BATCH)
-    assert all(row["0"] <= 20 * BATCH for row in rows)
-    assert cluster.left() == []
 
 
 SLOW = """

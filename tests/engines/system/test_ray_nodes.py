@@ -101,14 +101,12 @@ def placed(cluster) -> str:
     return [e["text"] for e in cluster.events("preparing") if e["text"].startswith("tasks on")][-1]
 
 
-def test_training_on_four_nodes_with_an_evaluator_and_the_data_service(run):
+def test_training_on_four_nodes_with_an_evaluator(run):
     cluster = run(
         *SMALL,
         "trainer.epochs=2",
         "evaluation=sidecar",
         "evaluation.every=each",
-        "data.visitation=dynamic",
-        "data.audit=true",
     )
     assert cluster.end() == 0, cluster.stderr
     result = cluster.result
@@ -116,7 +114,7 @@ def test_training_on_four_nodes_with_an_evaluator_and_the_data_service(run):
     assert (result["steps"]["applied"], result["recoveries"]) == (2 * STEPS, [])
     assert [event["step"] for event in cluster.events("evaluation")][-1] == 2 * STEPS
     assert placed(cluster).startswith("tasks on 4 nodes: ")
-    for name in [*TASKS, "evaluator-0", "data_dispatcher-0", "data_worker-0"]:
+    for name in [*TASKS, "evaluator-0"]:
         assert "Traceback" not in (cluster.folder / "logs" / f"{name}.log").read_text()
     assert cluster.stderr == ""
     assert "pid=" not in cluster.stdout  # as Ray would show what its actors print

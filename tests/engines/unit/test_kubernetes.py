@@ -21,7 +21,7 @@ from psrun.engines.kubernetes.submission import kubectl_commands
 from psrun.errors import ExitCode
 from psrun.roles import task_assignment
 
-EVERYTHING = ("cluster.num_workers=3", "evaluation=sidecar", "data.visitation=dynamic")
+EVERYTHING = ("cluster.num_workers=3", "evaluation=sidecar")
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -86,7 +86,7 @@ def test_every_task_is_a_pod_and_finds_itself(objects):
     _, resources = objects
     task_pods = pods(resources)
     counted = {job: sum(pod.job == job for pod in task_pods) for job in {pod.job for pod in task_pods}}
-    assert counted == {"chief": 1, "ps": 2, "worker": 3, "evaluator": 1, "data_dispatcher": 1, "data_worker": 1}
+    assert counted == {"chief": 1, "ps": 2, "worker": 3, "evaluator": 1}
     for pod in task_pods:
         arguments = [each for each in pod.container["args"] if not each.startswith("hydra.run.dir=")]
         run = parse.load(raw_config(*arguments))

@@ -85,8 +85,8 @@ def test_a_step_has_tasks_of_all_components_in_their_order():
 
 
 def test_a_run_names_its_tasks():
-    run = run_config("cluster=slurm", "cluster.num_ps=1", "cluster.num_workers=1", "data.visitation=dynamic")
-    assert allocation.described(run) == "chief, 1 ps, 1 worker, data_dispatcher, 1 data_worker"
+    run = run_config("cluster=slurm", "cluster.num_ps=1", "cluster.num_workers=2", "evaluation=sidecar")
+    assert allocation.described(run) == "chief, 1 ps, 2 workers, evaluator"
 
 
 # -- the batch script

@@ -48,7 +48,6 @@ def planned(*each: Job) -> dict[int, Job]:
         (["cluster=inprocess", "cluster.num_workers=4"], 8, 64, 2),
         (["cluster=local", "cluster.num_workers=2", "cluster.num_ps=3"], 64, 60, 10),
         (["cluster=local", "cluster.num_workers=2", "cluster.num_ps=3", "evaluation=sidecar_thread"], 64, 60, 10),
-        (["cluster=local", "cluster.num_workers=2", "cluster.num_ps=3", "data.visitation=dynamic"], 64, 60, 7),
     ],
 )
 def test_jobs_at_once_follow_cores_and_memory(overrides, cores, gib, most):

@@ -123,10 +123,7 @@ LATE = "cluster=none consistency=simulated"
 RAISES = "{_target_: user_code.raises"
 # Choices and keys that are valid alone.
 COMBINATIONS = {
-    "cluster=none data.visitation=dynamic optimizer=sparse_sgd optimizer.staleness_aware=true": (
-        "data.visitation, optimizer.staleness_aware"
-    ),
-    "consistency=sync data.visitation=dynamic": "data.visitation",
+    "cluster=none optimizer=sparse_sgd optimizer.staleness_aware=true": "optimizer.staleness_aware",
     "optimizer=sparse_sgd optimizer.delay_compensation=-1": "optimizer.delay_compensation",
     "cluster=mirrored consistency=bounded_delay optimizer=sparse_sgd optimizer.delay_compensation=0.1": (
         "consistency, optimizer.delay_compensation"

@@ -8,7 +8,7 @@ import pytest
 from plain_config import loaded
 
 from psrun.config import topology
-from psrun.config.topology import DATA_JOBS, DISPATCHER, Task, make
+from psrun.config.topology import Task, make
 from psrun.errors import ConfigError
 from psrun.roles.task_assignment import identify
 
@@ -61,23 +61,7 @@ def test_a_worker_to_slow_down_must_be_in_the_cluster():
 
 
 def test_a_cluster_without_the_jobs_that_are_needed_is_refused():
-    """The dispatcher of tf.data service, for one. More mistakes: test_refused_configurations.py."""
+    """More mistakes: test_refused_configurations.py."""
     with pytest.raises(ConfigError) as raised:
-        make(CLUSTER, "chief", 0, key="cluster", task_key="task", needed=("worker", "ps", *DATA_JOBS))
-    assert [problem.key for problem in raised.value.problems] == ["cluster.data_dispatcher", "cluster.data_worker"]
-
-
-def test_tensorflow_does_not_see_the_tasks_of_the_data_service():
-    whole = {"chief": ["c:1"], "worker": ["w:1"], "ps": ["p:1"], "data_dispatcher": ["d:1"], "data_worker": ["e:1"]}
-    cluster = make(whole, "data_worker", 0, key="cluster", task_key="task")
-    assert set(cluster.spec()) == {"chief", "worker", "ps"}
-    assert cluster.addresses[DISPATCHER] == "d:1"
-
-
-def test_addresses_of_the_data_service_can_be_in_the_configuration():
-    addresses = "{chief: ['c:1'], worker: ['w:1'], ps: ['p:1'], data_dispatcher: ['d:1'], data_worker: ['e:1']}"
-    run = loaded("cluster=static", f"cluster.addresses={addresses}", "data.visitation=dynamic", "task.type=data_worker")
-    identity = identify(run, {})
-    assert (identity.role, identity.name) == ("data_server", "data_worker-0")
-    assert identity.topology is not None
-    assert identity.topology.addresses[DISPATCHER] == "d:1"
+        make({"chief": ["c:1"]}, "chief", 0, key="cluster", task_key="task")
+    assert [problem.key for problem in raised.value.problems] == ["cluster.worker", "cluster.ps"]
