@@ -51,7 +51,9 @@ def _completion(arguments: list[str]) -> ExitCode:
 def _command(word: str, arguments: list[str]) -> ExitCode:
     command = commands.find(word)
     if command is None:
-        raise ConfigError(_no_command(word, arguments))
+        message = _no_command(word, arguments)
+        missing = parts.missing()
+        raise ConfigError(f"{message}.{missing}" if missing else message)
     return command(arguments)
 
 
@@ -77,11 +79,7 @@ def _no_command(word: str, others: Sequence[str]) -> str:
         command = _line([f"{word}={choice}", *keys])
         return f"{word} is a group; write {command}. psrun {word}=? lists its choices"
     guess = did_you_mean(word, commands.words())
-    return (
-        f"unknown command '{word}'.{guess} A run takes GROUP=NAME and KEY=VALUE: see --help.{parts.missing()}".rstrip(
-            "."
-        )
-    )
+    return f"unknown command '{word}'.{guess} A run takes GROUP=NAME and KEY=VALUE: see --help"
 
 
 def _line(arguments: Sequence[str]) -> str:

@@ -373,7 +373,8 @@ def _definition(target: Target, problems: list[Problem]) -> ast.FunctionDef | as
     spec = _spec(module_name) if module_name else None
     if spec is None:
         # The parent may be a class (a.b.Class.method), or the name may be created at run time.
-        if not module_name or _spec(module_name.partition(".")[0]) is None:
+        is_unknown = not module_name or _spec(module_name.partition(".")[0]) is None
+        if is_unknown or parts.is_missing(module_name):
             problems.append(_no_such(target, f"no module named '{module_name or target.name}'"))
         return None
     if not spec.origin or not spec.origin.endswith(".py") or spec.origin.endswith("__init__.py"):

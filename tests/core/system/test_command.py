@@ -92,9 +92,6 @@ def test_version_and_help_take_no_tensorflow(psrun, tmp_path):
     assert len([line for line in lines if line.startswith("  psrun ")]) == 5  # to copy
     groups = {path.name for path in (REPOSITORY / "conf").iterdir() if path.is_dir() and path.name.isalpha()}
     assert groups | set(commands.words()) <= set(shown.replace(";", " ").split())
-    line = "psrun partitioner=m"
-    completed = psrun("-sc", "query=bash", COMP_LINE=line, COMP_POINT=str(len(line)))
-    assert (completed.stdout.split(), completed.stderr) == (["partitioner=max_size", "partitioner=min_size"], "")
 
 
 def test_all_mistakes_are_reported_at_once_with_exit_code_2(psrun):

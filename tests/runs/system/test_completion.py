@@ -42,6 +42,7 @@ def test_every_help_fits_on_a_screen(monkeypatch):
         ("psrun resume=ru", ["resume=runs/"]),
         ("psrun --config-dir runs model=mi", ["model=mine"]),
         ("psrun --multi", ["--multirun"]),
+        ("psrun partitioner=m", ["partitioner=max_size", "partitioner=min_size"]),
         ("psrun model=nonsense trainer=f", ["trainer=fit"]),
         ("psrun 'trainer.callbacks=[{", []),
         ("psrun seed.nonsense", []),

@@ -1,0 +1,66 @@
+"""What is said where a part of psrun is missing, and what the core still does."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import pytest
+from plain_config import loaded
+
+from psrun import parts
+from psrun.cli import dispatch
+from psrun.errors import ConfigError
+from psrun.results import recorded_config
+
+
+@pytest.fixture
+def alone(monkeypatch, tmp_path):
+    """psrun without its parts, and without those of other packages."""
+    monkeypatch.setattr(parts, "_FOLDER", tmp_path)
+    monkeypatch.setattr(parts, "own", tuple)
+    monkeypatch.setattr(parts, "others", tuple)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["-m", "seed=1,2"], "psrun/runs"),
+        (["-sc", "query=bash"], "psrun/runs"),
+        (["report", "runs"], "psrun/runs"),
+        (["data", "inspect", "a.csv"], "psrun/tables"),
+        (["submit", "slurm"], "psrun/engines"),
+    ],
+)
+def test_a_command_of_a_missing_part_is_refused_with_its_name(alone, monkeypatch, arguments, named):
+    monkeypatch.setattr(sys, "argv", ["psrun", *arguments])
+    with pytest.raises(ConfigError) as raised:
+        dispatch._dispatch(time.time())
+    assert named in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("argument", "key", "named"),
+    [
+        ("tracker=mlflow", "tracker.mlflow", "psrun/runs"),
+        ("model._target_=psrun.recsys.nowhere.model", "model", "psrun/recsys"),
+        ("data._target_=psrun.tables.nowhere.Table", "data", "psrun/tables"),
+    ],
+)
+def test_a_choice_of_a_missing_part_is_refused_by_its_key(alone, argument, key, named):
+    with pytest.raises(ConfigError) as raised:
+        loaded(argument)
+    messages = {problem.key: problem.message for problem in raised.value.problems}
+    assert named in messages[key]
+
+
+def test_a_recorded_module_has_the_name_of_today(monkeypatch, tmp_path):
+    monkeypatch.setattr(parts, "own", lambda: (parts.Part(moved={"psrun.old": "psrun.new"}),))
+    file = tmp_path / "config.yaml"
+    file.write_text("data: {_target_: psrun.old.Source, hooks: [{_target_: psrun.old.hook}, {_target_: mine.hook}]}")
+    assert recorded_config.read(file) == {
+        "data": {
+            "_target_": "psrun.new.Source",
+            "hooks": [{"_target_": "psrun.new.hook"}, {"_target_": "mine.hook"}],
+        }
+    }
