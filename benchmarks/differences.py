@@ -72,7 +72,7 @@ def groups(values: Mapping[Configuration, BySeed], key: str | None) -> list[list
     return list(by_value.values())
 
 
-def _shown(found: comparison.Difference | None) -> tuple[str, str]:
+def _shown(found: comparison.MeanDifference | None) -> tuple[str, str]:
     if found is None:
         return "no common seed", ""
     return f"{found.difference:+.4f}", found.reason if found.adjusted is None else f"{found.adjusted:.3f}"

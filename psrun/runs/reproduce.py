@@ -29,7 +29,7 @@ from psrun.results.journal import METRICS, EventReader
 from psrun.results.reading import loaded, mapping
 from psrun.results.run_folder import CONFIG, HYDRA, RESULT, RunFolder, cannot_be_made, flat, write_config
 from psrun.runs import reproduction
-from psrun.runs.reproduction import Comparison, Difference, Spread
+from psrun.runs.reproduction import Difference, Reproduction, Sample
 from psrun.runs.sweeps.sweep import RECORD as SWEEP
 
 _DEFAULT = "runs/reproduced"
@@ -51,7 +51,7 @@ def main(arguments: list[str]) -> ExitCode:
     folder, overrides = _positional(options.arguments)
     record = _Record.read(found.named(str(options.run)) or options.run)
     into = _fresh(folder, record.path)
-    spread = _spread(record, options.seeds)
+    sample = _sample(record, options.seeds)
     console = Console(highlight=False)
     console.print(record.title, soft_wrap=True, markup=False)
     data = _of_data(record, overrides)
@@ -69,7 +69,7 @@ def main(arguments: list[str]) -> ExitCode:
     if ended != ExitCode.DONE:
         console.print(f"not reproduced: the run in {into} exited with code {ended}", soft_wrap=True, markup=False)
         return ExitCode.INTERRUPTED if ended == ExitCode.INTERRUPTED else ExitCode.FAILED
-    compared = _compared(record, run, result, spread, [*changes, *differences])
+    compared = _compared(record, run, result, sample, [*changes, *differences])
     RunFolder(into).record("reproduction", of=str(record.path), **compared.facts)
     if changes:
         console.print(reproduction.table("Keys", changes))
@@ -198,11 +198,13 @@ def _places() -> list[Path]:
     return [Path.cwd(), *(Path(each) for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each)]
 
 
-def _spread(record: _Record, named: Sequence[Path]) -> Spread:
+def _sample(record: _Record, named: Sequence[Path]) -> Sample:
     folders = [run_state.existing(folder).resolve() for folder in named]
     if not folders and os.path.exists(record.path.parent / SWEEP):
         folders = [record.path.parent]
-    return reproduction.spread(record.path, folders, named=bool(named)) if folders else Spread()
+    if not folders:
+        return Sample()
+    return reproduction.sample(record.path, folders, named=bool(named))
 
 
 def _of_data(record: _Record, overrides: Sequence[str]) -> list[Difference]:
@@ -315,15 +317,15 @@ def _compared(
     record: _Record,
     run: RunConfig,
     result: Mapping[str, Any],
-    spread: Spread,
+    sample: Sample,
     differences: Sequence[Difference],
-) -> Comparison:
+) -> Reproduction:
     then = reproduction.metrics(record.result)
-    return Comparison(
+    return Reproduction(
         then,
         reproduction.metrics(result),
         steps=_steps(record.result, result),
-        spread=spread,
+        sample=sample,
         judged=reproduction.judged_metric(record.ranked_by, then),
         determinism=reproduction.determinism(run, [record.result, result], resumed=record.was_resumed),
         differences=differences,

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isclose, sqrt
 from pathlib import Path
-from statistics import mean, stdev
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
@@ -19,18 +16,13 @@ from psrun.errors import ConfigError, Problem
 from psrun.results import provenance
 from psrun.results.provenance import WorkTree
 from psrun.results.reading import mapping, number
-from psrun.runs.report import rows, runs
+from psrun.runs.report import recorded, rows, runs
+from psrun.runs.report.recorded import ABSENT
+from psrun.runs.report.spread import Spread
 from psrun.runs.sweeps.sweep import default_metric
 
 LEAST_RUNS = 3
-_ABSENT = "-"
 _SHOWN = 25  # differences of packages
-# The quantile 0.975 of Student's t distribution, for 1, 2, ... degrees of freedom; then that of the normal one.
-_T = (
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
-    2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
-)  # fmt: skip
-_T_OF_MANY = 1.96
 _ROUNDING = 1e-5
 
 
@@ -54,28 +46,10 @@ class Difference:
 def of_environment(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
     """The differences of two values of the key `environment` of run.json."""
     found = []
-    if then.get("python") != now.get("python"):
-        found.append(Difference("python", str(then.get("python")), str(now.get("python"))))
-    before = mapping(then.get("packages"))
-    here = mapping(now.get("packages"))
-    for name in sorted({*before, *here}):
-        if before.get(name) != here.get(name):
-            found.append(Difference(f"package {name}", before.get(name, _ABSENT), here.get(name, _ABSENT)))
-    return [*found, *_of_hardware(mapping(then.get("hardware")), mapping(now.get("hardware")))]
-
-
-def _of_hardware(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
-    found = [
-        Difference(key, str(then.get(key)), str(now.get(key)))
-        for key in ("cpu", "cores")
-        if then.get(key) != now.get(key)
-    ]
-    gpus_then, gpus_now = (", ".join(each.get("gpus") or []) or "none" for each in (then, now))
-    if gpus_then != gpus_now:
-        found.append(Difference("gpus", gpus_then, gpus_now))
-    sizes = [number(each.get("memory_bytes")) or 0 for each in (then, now)]
-    if abs(sizes[0] - sizes[1]) > 0.01 * max(sizes):  # a kernel keeps a little more or less for itself
-        found.append(Difference("memory", decimal(int(sizes[0])), decimal(int(sizes[1])), matters=False))
+    pairs = recorded.differing(recorded.environment(then), recorded.environment(now))
+    for name, (before, here) in pairs.items():
+        matters = name != recorded.MEMORY
+        found.append(Difference(name, recorded.text(name, before), recorded.text(name, here), matters))
     return found
 
 
@@ -103,25 +77,25 @@ def of_code(folder: Path, code: Mapping[str, Any], tree: WorkTree, places: Seque
 
 
 def _commit(commit: str | None, dirty: bool | None) -> str:
-    return _ABSENT if commit is None else f"{commit[:12]}{' and changes' if dirty else ''}"
+    return ABSENT if commit is None else f"{commit[:12]}{' and changes' if dirty else ''}"
 
 
 def of_data(then: Mapping[str, Any], now: Mapping[str, Mapping[str, Any] | None]) -> list[Difference]:
-    """The files that are gone or whose content differs, of two values of `data.hashes` of run.json."""
-    return [
-        Difference(f"data {name}", _content(entry), _content(now.get(name)))
-        for name, entry in then.items()
-        if entry != now.get(name)
-    ]
+    """The files that are gone or whose content differs.
+
+    Args:
+      then: `data.hashes` of run.json.
+      now: the same files here; None for a file that is gone.
+    """
+    found = []
+    for name in recorded.differing(_identities(then), _identities(now)):
+        found.append(Difference(f"data {name}", recorded.file_text(then[name]), recorded.file_text(now[name])))
+    return found
 
 
-def _content(entry: Mapping[str, Any] | None) -> str:
-    if entry is None:
-        return "not found"
-    if "version" in entry:
-        return f"version {entry['version']}"
-    digest = entry["sha256"]
-    return f"{entry['bytes']:,} bytes, sha256 {digest[:12]}"
+def _identities(entries: Mapping[str, Mapping[str, Any] | None]) -> dict[str, Any]:
+    """What identifies the content of each file."""
+    return {name: recorded.file_identity(mapping(entry)) for name, entry in entries.items()}
 
 
 def table(title: str, differences: Sequence[Difference]) -> RenderableType:
@@ -187,30 +161,20 @@ def _gpus(result: Mapping[str, Any]) -> Any:
 
 
 @dataclass(frozen=True)
-class Spread:
-    """The metrics of runs with the configuration of a run.
+class Sample:
+    """Runs with the configuration of a run.
 
     Attributes:
-      sample: which runs: '10 seeds' or '4 runs with the same seed'; empty without any.
-      values: by metric.
+      name: which runs: '10 seeds' or '4 runs with the same seed'; empty without any.
+      intervals: by metric, where one more such run has its value with a probability of 95 %.
     """
 
-    sample: str = ""
-    values: Mapping[str, Sequence[float]] = field(default_factory=dict)
-
-    def interval(self, metric: str) -> tuple[float, float] | None:
-        """Where one more run has its value with a probability of 95 %: mean ± t · s · sqrt(1 + 1/n)."""
-        values = self.values.get(metric)
-        if values is None:
-            return None
-        freedom = len(values) - 1
-        quantile = _T[freedom - 1] if freedom <= len(_T) else _T_OF_MANY
-        half = quantile * stdev(values) * sqrt(1 + 1 / len(values))
-        return mean(values) - half, mean(values) + half
+    name: str = ""
+    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Reproduction:
     """The results of a run and of its reproduction.
 
     Attributes:
@@ -221,7 +185,7 @@ class Comparison:
     then: Mapping[str, float]
     now: Mapping[str, float]
     steps: tuple[Any, Any]
-    spread: Spread
+    sample: Sample
     judged: str | None
     determinism: Determinism
     differences: Sequence[Difference]
@@ -229,13 +193,8 @@ class Comparison:
     @property
     def equal(self) -> bool:
         """Whether all metrics are equal, up to the rounding that the run has, and the number of steps."""
-        same = all(self._is_equal(name) for name in {**self.then, **self.now})
-        return same and self.steps[0] == self.steps[1]
-
-    def _is_equal(self, name: str) -> bool:
-        if name not in self.then or name not in self.now:
-            return False
-        return isclose(self.then[name], self.now[name], rel_tol=self.determinism.rounding)
+        differing = recorded.differing(self.then, self.now, tolerance=self.determinism.rounding)
+        return not differing and self.steps[0] == self.steps[1]
 
     @property
     def is_reproduced(self) -> bool:
@@ -249,20 +208,19 @@ class Comparison:
     @property
     def _is_within(self) -> bool | None:
         name = self.judged or ""
-        interval = self.spread.interval(name)
-        if interval is None or name not in self.now:
+        if name not in self.sample.intervals or name not in self.now:
             return None
-        low, high = interval
+        low, high = self.sample.intervals[name]
         return low <= self.now[name] <= high
 
     @property
     def verdict(self) -> str:
         """What the comparison shows, in one sentence."""
         if self.equal:
-            exact = self.then == self.now
-            return "reproduced: all numbers are equal" + (
-                "" if exact else f" up to rounding ({self.determinism.rounding:g})"
-            )
+            equal = "reproduced: all numbers are equal"
+            if not recorded.differing(self.then, self.now):
+                return equal
+            return f"{equal} up to rounding ({self.determinism.rounding:g})"
         if self.steps[0] != self.steps[1]:
             return f"not reproduced: {self.steps[1]} steps instead of {self.steps[0]}"
         if self._must_be_equal:
@@ -275,34 +233,35 @@ class Comparison:
             )
         where = "within" if self._is_within else "outside"
         start = "reproduced" if self._is_within else "not reproduced"
-        return f"{start}: {self.judged} is {where} the 95 % prediction interval of {self.spread.sample} ({why})"
+        return f"{start}: {self.judged} is {where} the 95 % prediction interval of {self.sample.name} ({why})"
 
     def table(self) -> Table:
         """A row for each metric."""
-        expected = [f"95 % interval of {self.spread.sample}"] if self.spread.sample else []
-        result = _table("Results", "metric", "recorded", "reproduced", "difference", *expected)
+        headings = ["metric", "recorded", "reproduced", "difference"]
+        if self.sample.name:
+            headings.append(f"95 % interval of {self.sample.name}")
+        result = _table("Results", *headings)
         for name in {**self.then, **self.now}:
-            values = [self.then.get(name), self.now.get(name)]
-            known = [value for value in values if value is not None]
-            change = _ABSENT if len(known) < 2 else "equal" if known[0] == known[1] else f"{known[1] - known[0]:+.3g}"
-            interval = self.spread.interval(name)
-            expected = [f"{interval[0]:.6g} to {interval[1]:.6g}"] if interval else []
-            result.add_row(name, *map(_shown, values), change, *expected)
+            before = self.then.get(name)
+            here = self.now.get(name)
+            cells = [name, _shown(before), _shown(here), _change(before, here)]
+            if name in self.sample.intervals:
+                low, high = self.sample.intervals[name]
+                cells.append(f"{low:.6g} to {high:.6g}")
+            result.add_row(*cells)
         result.add_row("steps", *map(str, self.steps), "equal" if self.steps[0] == self.steps[1] else "differ")
         return result
 
     @property
     def facts(self) -> dict[str, Any]:
         """For run.json of the reproduction."""
-        differing = {
-            name: [value, self.now.get(name)] for name, value in self.then.items() if value != self.now.get(name)
-        }
+        differing = recorded.differing(self.then, self.now)
         return {
             "equal": self.equal,
             "reproduced": self.is_reproduced,
             "verdict": self.verdict,
             "environment": [each.what for each in self.differences],
-            "metrics": differing,
+            "metrics": {name: list(pair) for name, pair in differing.items()},
         }
 
 
@@ -312,7 +271,7 @@ def metrics(result: Mapping[str, Any]) -> dict[str, float]:
     return {name: float(value) for name, value in found.items() if number(value) is not None}
 
 
-def spread(folder: Path, folders: Sequence[Path], *, named: bool) -> Spread:
+def sample(folder: Path, folders: Sequence[Path], *, named: bool) -> Sample:
     """The metrics of the completed runs in `folders` with the configuration of the run in `folder`, itself included.
 
     Of runs with its seed, if there are enough: they differ less than those of several seeds.
@@ -321,7 +280,7 @@ def spread(folder: Path, folders: Sequence[Path], *, named: bool) -> Spread:
       named: whether the user named the folders.
 
     Raises:
-      ConfigError: they are named, and hold too few such runs.
+      ConfigError: they are named, and hold too few such runs; or SciPy is not installed.
     """
     found = runs.find([folder, *folders])
     numbers = dict(zip((run.path for run in found), rows.groups(found)))
@@ -329,23 +288,27 @@ def spread(folder: Path, folders: Sequence[Path], *, named: bool) -> Spread:
     seed = next(run.config.get(rows.SEED) for run in found if run.path == folder)
     repeated = [run for run in same if run.config.get(rows.SEED) == seed]
     if len(repeated) >= LEAST_RUNS:
-        return _spread_of(repeated, f"{len(repeated)} runs with the same seed")
+        return _sample_of(repeated, f"{len(repeated)} runs with the same seed")
     by_seed = {run.config.get(rows.SEED): run for run in reversed(same)}
     if len(by_seed) >= LEAST_RUNS:
-        return _spread_of([*by_seed.values()], f"{len(by_seed)} seeds")
+        return _sample_of([*by_seed.values()], f"{len(by_seed)} seeds")
     if named:
         message = (
             f"{len(same)} completed runs in {', '.join(map(str, folders))} have the configuration of {folder.name}, "
             f"itself included; a spread takes {LEAST_RUNS}, with the same seed or with as many seeds"
         )
         raise ConfigError([Problem("--seeds", message)])
-    return Spread()
+    return Sample()
 
 
-def _spread_of(chosen: Sequence[runs.Run], sample: str) -> Spread:
+def _sample_of(chosen: Sequence[runs.Run], name: str) -> Sample:
     values = [metrics(run.result) for run in chosen]
     shared = set.intersection(*map(set, values))
-    return Spread(sample, {name: [each[name] for each in values] for name in values[0] if name in shared})
+    intervals = {}
+    for metric in values[0]:
+        if metric in shared:
+            intervals[metric] = Spread.of([each[metric] for each in values]).interval()
+    return Sample(name, intervals)
 
 
 def judged_metric(named: str | None, known: Mapping[str, float]) -> str | None:
@@ -360,5 +323,13 @@ def _table(title: str, *headings: str) -> Table:
     return table
 
 
+def _change(before: float | None, here: float | None) -> str:
+    if before is None or here is None:
+        return ABSENT
+    if before == here:
+        return "equal"
+    return f"{here - before:+.3g}"
+
+
 def _shown(value: float | None) -> str:
-    return _ABSENT if value is None else f"{value:.9g}"
+    return ABSENT if value is None else f"{value:.9g}"

@@ -141,7 +141,7 @@ class _Report:
         columns = [rows.FOLDED if column == rows.SEED else column for column in columns if column != "folder"]
         return rows.ordered(records, self._sort), columns
 
-    def compared(self, against: Sequence[Path], metrics: Sequence[str], *, pair: bool) -> comparison.Comparison:
+    def compared(self, against: Sequence[Path], metrics: Sequence[str], *, pair: bool) -> comparison.Comparisons:
         """The runs compared with those in `against`, by the ranking metric if no other is named."""
         paths = {path for folder in against for path in below(existing(folder).resolve())}
         baseline = [run for run in self.runs if run.path in paths]

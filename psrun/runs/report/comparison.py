@@ -16,18 +16,19 @@ from psrun.config.schema import did_you_mean
 from psrun.errors import ConfigError
 from psrun.runs.report import rows
 from psrun.runs.report.runs import Run
+from psrun.runs.report.spread import LEVEL, not_installed, scipy_stats
 from psrun.runs.report.table import headings
 
-LEVEL = 0.05  # of significance; the intervals have 1 - LEVEL
 _ROUNDING = 1e-12  # relative to the values: a smaller deviation of differences is that of floating point
 _MOST_KEYS = 4  # that name a configuration
 _NO_PAIR = "no pair"
+_PURPOSE = "the test of --against"
 
 Values = Mapping[Hashable, float]  # the metric by what makes two runs a pair
 
 
 @dataclass(frozen=True)
-class Difference:
+class MeanDifference:
     """The difference of a metric between two samples.
 
     Attributes:
@@ -65,13 +66,13 @@ class Compared:
 
     configuration: str
     metric: str
-    difference: Difference | None
+    difference: MeanDifference | None
     runs: Sequence[str]
     against: Sequence[str]
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparisons:
     """All comparisons of a report.
 
     Attributes:
@@ -82,7 +83,7 @@ class Comparison:
     notes: Sequence[str]
 
 
-def paired(values: Values, against: Values) -> Difference | None:
+def paired(values: Values, against: Values) -> MeanDifference | None:
     """The mean difference over the common keys, with a paired t test; None without a common key.
 
     Raises:
@@ -93,29 +94,29 @@ def paired(values: Values, against: Values) -> Difference | None:
         return None
     sample = [values[key] for key in keys]
     other = [against[key] for key in keys]
-    found = Difference(len(keys), statistics.fmean(sample), statistics.fmean(other))
+    found = MeanDifference(len(keys), statistics.fmean(sample), statistics.fmean(other))
     if len(keys) < 2:
         return replace(found, reason="one pair: no test")
     each = [a - b for a, b in zip(sample, other)]
     if _is_constant(each, [*sample, *other]):
         return replace(found, reason="all pairs differ by the same: no test")
-    return _tested(found, _stats().ttest_rel(sample, other))
+    return _tested(found, scipy_stats(_PURPOSE).ttest_rel(sample, other))
 
 
-def unpaired(values: Sequence[float], against: Sequence[float]) -> Difference | None:
+def unpaired(values: Sequence[float], against: Sequence[float]) -> MeanDifference | None:
     """The difference of the means, with Welch's t test; None without a value. Raises as `paired`."""
     if not values or not against:
         return None
     number = min(len(values), len(against))
-    found = Difference(number, statistics.fmean(values), statistics.fmean(against))
+    found = MeanDifference(number, statistics.fmean(values), statistics.fmean(against))
     if number < 2:
         return replace(found, reason="one run: no test")
     if _is_constant(values, values) and _is_constant(against, against):
         return replace(found, reason="the runs of each side are equal: no test")
-    return _tested(found, _stats().ttest_ind(values, against, equal_var=False))
+    return _tested(found, scipy_stats(_PURPOSE).ttest_ind(values, against, equal_var=False))
 
 
-def corrected(found: Sequence[Difference | None]) -> list[Difference | None]:
+def corrected(found: Sequence[MeanDifference | None]) -> list[MeanDifference | None]:
     """The same differences with `adjusted`: all p values corrected for their number.
 
     Raises:
@@ -127,7 +128,7 @@ def corrected(found: Sequence[Difference | None]) -> list[Difference | None]:
     try:
         from statsmodels.stats.multitest import multipletests
     except ImportError as error:
-        raise _not_installed(error) from error
+        raise not_installed(_PURPOSE, error) from error
     adjusted = iter(multipletests([each.p for each in tested], method="holm")[1])
     return [each if each is None or each.p is None else replace(each, adjusted=float(next(adjusted))) for each in found]
 
@@ -136,24 +137,12 @@ def _is_constant(values: Sequence[float], scale: Sequence[float]) -> bool:
     return max(values) - min(values) <= _ROUNDING * max(map(abs, scale))
 
 
-def _tested(found: Difference, result: Any) -> Difference:
+def _tested(found: MeanDifference, result: Any) -> MeanDifference:
     low, high = result.confidence_interval(1 - LEVEL)
     return replace(found, low=float(low), high=float(high), p=float(result.pvalue))
 
 
-def _stats() -> Any:
-    try:
-        from scipy import stats
-    except ImportError as error:
-        raise _not_installed(error) from error
-    return stats
-
-
-def _not_installed(error: ImportError) -> ConfigError:
-    return ConfigError(f"--against tests with SciPy and statsmodels: pip install 'psrun[report]' ({error})")
-
-
-def compare(runs: Sequence[Run], against: Sequence[Run], metrics: Sequence[str], *, pair: bool = True) -> Comparison:
+def compare(runs: Sequence[Run], against: Sequence[Run], metrics: Sequence[str], *, pair: bool = True) -> Comparisons:
     """Compares each configuration in `runs` with the one configuration in `against`, by each of `metrics`.
 
     Only completed runs count. Runs that are on both sides belong to `against`.
@@ -186,7 +175,7 @@ def compare(runs: Sequence[Run], against: Sequence[Run], metrics: Sequence[str],
         notes.append(f"Left out: runs without a partner ({alone}).")
     if left_out:
         notes.append(f"Left out: runs that are not completed ({left_out}).")
-    return Comparison(compared, notes)
+    return Comparisons(compared, notes)
 
 
 def _completed(runs: Sequence[Run], against: Sequence[Run]) -> tuple[list[Run], list[Run]]:
@@ -323,7 +312,7 @@ def _notes(compared: Sequence[Compared], sides: _Sides, *, pair: bool) -> list[s
     return notes
 
 
-def records(comparison: Comparison) -> tuple[list[rows.Row], list[str]]:
+def records(comparison: Comparisons) -> tuple[list[rows.Row], list[str]]:
     """Rows and columns for programs."""
     numbers = ["number", "mean", "mean_against", "difference", "low", "high", "p", "adjusted"]
     made = []
@@ -337,7 +326,7 @@ def records(comparison: Comparison) -> tuple[list[rows.Row], list[str]]:
     return made, ["configuration", "metric", *numbers, "reason", "runs", "against"]
 
 
-def shown(comparison: Comparison) -> tuple[list[rows.Row], list[str], Sequence[str]]:
+def shown(comparison: Comparisons) -> tuple[list[rows.Row], list[str], Sequence[str]]:
     """Rows and columns for people, and the lines below the table."""
     interval = f"{1 - LEVEL:.0%} interval"
     columns = ["configuration", "metric", "n", "mean", "against", "difference", interval, "p"]

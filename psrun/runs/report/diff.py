@@ -12,22 +12,19 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.filesize import decimal
 
 from psrun.errors import ConfigError, ExitCode
 from psrun.results import found
 from psrun.results.reading import mapping, number
 from psrun.results.run_state import printable
-from psrun.runs.report import output, ranking, rows, runs
+from psrun.runs.report import output, ranking, recorded, rows, runs
+from psrun.runs.report.recorded import ABSENT, Values
 from psrun.runs.report.runs import Run
 from psrun.runs.sweeps import sweep
 
 _MOST_ROWS = 20  # of a section; --json has all
-_ABSENT = "-"
 _COPIES = ("diff", "modules")  # of `code`: paths of files
-_SHORT = 12  # digits of a hash
 _MEASURED = ("steps", "wall_s", "time_to_first_step_s", "examples_per_s", "recoveries")
-Values = Mapping[str, Any]
 
 
 def main(arguments: list[str]) -> ExitCode:
@@ -101,10 +98,9 @@ def _sections(first: Run, second: Run) -> list[_Section]:
 
 
 def _section(title: str, first: Values, second: Values, missing: Sequence[str] = (), **more: Any) -> _Section:
-    keys = list(dict.fromkeys([*first, *second]))
-    pairs = {key: (first.get(key), second.get(key)) for key in keys}
-    differs = {key: pair for key, pair in pairs.items() if rows.differs(pair)}
-    return _Section(title, differs, len(keys) - len(differs), missing=missing, **more)
+    differs = recorded.differing(first, second)
+    num_keys = len(first.keys() | second.keys())
+    return _Section(title, differs, num_keys - len(differs), missing=missing, **more)
 
 
 def _missing(what: str, has: Sequence[Any]) -> list[str]:
@@ -134,13 +130,13 @@ def _named(run: Run) -> dict[str, Any]:
 
 
 def _code(first: Run, second: Run) -> _Section:
-    recorded = [mapping(run.result.get("code")) for run in (first, second)]
-    missing = _missing("code", recorded)
+    codes = [mapping(run.result.get("code")) for run in (first, second)]
+    missing = _missing("code", codes)
     if missing:
         return _Section("code", {}, 0, missing=missing)
-    values = [{name: each[name] for name in each if name not in _COPIES} for each in recorded]
+    values = [{name: each[name] for name in each if name not in _COPIES} for each in codes]
     texts: dict[str, tuple[str, str]] = {}
-    files = [_copies(each) for each in recorded]
+    files = [_copies(each) for each in codes]
     for key in dict.fromkeys([*files[0], *files[1]]):
         contents = [_content(run, each.get(key)) for run, each in zip((first, second), files)]
         for value, content in zip(values, contents):
@@ -168,7 +164,7 @@ def _content(run: Run, path: str | None) -> str | None:
 def _lines(first: str | None, second: str | None) -> tuple[str, str]:
     """The number of lines of two files, and of those that were changed."""
     if first is None or second is None:
-        one, other = (_ABSENT if each is None else f"{len(each.splitlines()):,} lines" for each in (first, second))
+        one, other = (ABSENT if each is None else f"{len(each.splitlines()):,} lines" for each in (first, second))
         return one, other
     marks = [line[0] for line in difflib.ndiff(first.splitlines(), second.splitlines())]
     changed = f"(+{marks.count('+')} -{marks.count('-')})"
@@ -176,23 +172,16 @@ def _lines(first: str | None, second: str | None) -> tuple[str, str]:
 
 
 def _environment(first: Run, second: Run) -> _Section:
-    recorded = [mapping(run.result.get("environment")) for run in (first, second)]
-    missing = _missing("environment", recorded)
-    versions = [mapping(run.result.get("versions")) for run in (first, second)]
+    environments = [mapping(run.result.get("environment")) for run in (first, second)]
+    missing = _missing("environment", environments)
     if missing:  # the few versions that each run records
+        versions = [mapping(run.result.get("versions")) for run in (first, second)]
         common = versions[0].keys() & versions[1].keys()
         kept = [{f"package {name}": each[name] for name in sorted(common)} for each in versions]
         return _section("environment", kept[0], kept[1], missing)
-    values = []
-    for each in recorded:
-        packages = {f"package {name}": version for name, version in mapping(each.get("packages")).items()}
-        hardware = {f"hardware {name}": value for name, value in mapping(each.get("hardware")).items()}
-        values.append({"python": each.get("python"), **hardware, **dict(sorted(packages.items()))})
-    texts = {
-        key: tuple(_ABSENT if value.get(key) is None else decimal(int(value[key])) for value in values)
-        for key in ("hardware memory_bytes",)
-        if all(number(value.get(key)) is not None or value.get(key) is None for value in values)
-    }
+    values = [recorded.environment(each) for each in environments]
+    memory = [recorded.text(recorded.MEMORY, each.get(recorded.MEMORY)) for each in values]
+    texts = {recorded.MEMORY: (memory[0], memory[1])}
     return _section("environment", values[0], values[1], texts=texts)
 
 
@@ -207,16 +196,11 @@ def _data(first: Run, second: Run) -> _Section:
     if not missing:
         for name in dict.fromkeys([*hashes[0], *hashes[1]]):
             files = [mapping(each.get(name)) for each in hashes]
-            texts[f"file {name}"] = (_file(files[0]), _file(files[1]))
+            shown = [recorded.file_text(file) if file else ABSENT for file in files]
+            texts[f"file {name}"] = (shown[0], shown[1])
             for value, file in zip(values, files):
-                value[f"file {name}"] = file.get("sha256")
+                value[f"file {name}"] = recorded.file_identity(file)
     return _section("data", values[0], values[1], missing, texts=texts)
-
-
-def _file(file: Mapping[str, Any]) -> str:
-    size = number(file.get("bytes"))
-    digits = str(file.get("sha256") or _ABSENT)[:_SHORT]
-    return f"{digits} ({decimal(int(size))})" if size is not None else digits
 
 
 def _results(first: Run, second: Run) -> _Section:
@@ -262,7 +246,7 @@ def _record(section: _Section, key: str) -> rows.Row:
     """A row of the table: both values as text, and for metrics their difference."""
     pair = section.differs[key]
     texts = section.texts.get(key) or rows.briefly(pair, distinct=True)
-    record = {section.title: key, **{name: text or _ABSENT for name, text in zip("ab", texts)}}
+    record = {section.title: key, **{name: text or ABSENT for name, text in zip("ab", texts)}}
     if section.title == "metrics" and all(number(value) is not None for value in pair):
         record["b - a"] = rows.shown(float(pair[1]) - float(pair[0]))
     return record

@@ -35,7 +35,7 @@ def render(
     *,
     ranking: Ranking,
     named: Sequence[str],
-    compared: comparison.Comparison | None = None,
+    compared: comparison.Comparisons | None = None,
 ) -> str:
     """The page as HTML.
 
@@ -83,7 +83,7 @@ def _ranked(runs: Sequence[Run], ranking: Ranking) -> Values:
     return {"metrics": names, "lower": lower, "ranking": {"metric": ranking.metric, "mode": ranking.mode}}
 
 
-def _compared(compared: comparison.Comparison | None) -> Values | None:
+def _compared(compared: comparison.Comparisons | None) -> Values | None:
     """The comparisons as numbers, for the chart, and as in the terminal."""
     if compared is None:
         return None

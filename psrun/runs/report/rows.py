@@ -10,7 +10,6 @@ import re
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Context, Decimal
 from typing import Any
 
@@ -20,6 +19,7 @@ from psrun.results.reading import mapping, number
 from psrun.results.run_folder import flat
 from psrun.results.run_state import natural, printable
 from psrun.runs.report.runs import Run
+from psrun.runs.report.spread import Spread
 
 SEED = "seed"
 FOLDED = "seeds"
@@ -42,14 +42,6 @@ _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
 _CONDITION = re.compile(r"\s*(?P<key>[^<>=!\s]+)\s*(?P<operator><=|>=|!=|==|=|<|>)\s*(?P<value>.*?)\s*")
 
 Row = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Spread:
-    """A number over runs that differ only in the seed: mean and sample standard deviation."""
-
-    mean: float
-    deviation: float
 
 
 def row(run: Run) -> Row:
@@ -318,7 +310,7 @@ def _spread(key: str, same: Sequence[Row]) -> Spread | float:
         if (value := number(each.get(key))) is not None:
             by_seed.setdefault(_text(each.get(SEED)), []).append(value)
     means = [statistics.fmean(values) for values in by_seed.values()]
-    return Spread(statistics.fmean(means), statistics.stdev(means)) if len(means) > 1 else means[0]
+    return Spread.of(means) if len(means) > 1 else means[0]
 
 
 def briefly(values: Sequence[Any], *, distinct: bool = False) -> list[str]:

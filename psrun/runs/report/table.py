@@ -13,8 +13,9 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
-from psrun.runs.report.rows import FOLDED, Row, Spread, briefly, shown
+from psrun.runs.report.rows import FOLDED, Row, briefly, shown
 from psrun.runs.report.runs import Run
+from psrun.runs.report.spread import Spread
 
 _BETWEEN = 2  # characters between two columns
 STYLES = {

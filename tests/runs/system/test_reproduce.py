@@ -135,7 +135,7 @@ def test_a_dry_run_of_a_resumed_run_names_what_differs_without_tensorflow(psrun,
     lines = [line.split() for line in differs.stdout.splitlines()]
     assert ["package", "numpy", "0.1", version("numpy")] in lines
     assert ["package", "gone", "7", "-"] in lines
-    assert any(line[:2] == ["cpu", "Abacus"] for line in lines)
+    assert any(line[:3] == ["hardware", "cpu", "Abacus"] for line in lines)
 
 
 @pytest.mark.thorough

@@ -38,8 +38,8 @@ def test_the_tests_are_those_of_the_literature():
     welch = comparison.unpaired(DEXTRO, LAEVO)
     assert [welch.low, welch.high, welch.p] == pytest.approx([-3.3654832, 0.2054832, 0.07939], abs=1e-5)
     # Holm (1979): the smallest of four p values counts four times, the next three times; none falls below one before.
-    four = [comparison.Difference(3, 0, 0, p=p) for p in (0.01, 0.04, 0.03, 0.005)]
-    untested = comparison.Difference(1, 0, 0)
+    four = [comparison.MeanDifference(3, 0, 0, p=p) for p in (0.01, 0.04, 0.03, 0.005)]
+    untested = comparison.MeanDifference(1, 0, 0)
     adjusted = [each and each.adjusted for each in comparison.corrected([*four, untested, None])]
     assert adjusted[:4] == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert adjusted[4:] == [None, None]

@@ -197,6 +197,15 @@ def test_a_package_that_a_comparison_lacks(package, monkeypatch):
     refused("pip install", report.main, ["new", "--against", "base", "--metric", "val_auc"])
 
 
+def test_a_package_that_the_spread_of_a_reproduction_lacks(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    for seed in (1, 2, 3):
+        a_run(tmp_path / "seeds" / str(seed), seed=seed, code={"modules": {}}, environment={}, mode="train")
+    run = str(tmp_path / "seeds" / "1")
+    refused("psrun[report]", reproduce.main, [run, str(tmp_path / "new"), "--seeds", str(tmp_path / "seeds")])
+    assert not (tmp_path / "new").exists()
+
+
 @pytest.mark.usefixtures("compared")
 @pytest.mark.parametrize("runs", DIFFS)
 def test_a_diff(runs):

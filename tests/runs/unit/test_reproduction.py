@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from statistics import mean, stdev
+from typing import Any
 
 import pytest
 from recorded_runs import a_run
@@ -10,38 +11,40 @@ from support import run_config
 
 from psrun.errors import ConfigError
 from psrun.runs import reproduction
-from psrun.runs.reproduction import Comparison, Determinism, Difference, Spread
+from psrun.runs.report.spread import Spread
+from psrun.runs.reproduction import Determinism, Difference, Reproduction, Sample
 
 EXACT = Determinism(True, "one worker")
 ROUNDED = Determinism(True, "synchronous", rounding=1e-5)
 FREE = Determinism(False, "asynchronous")
-SPREAD = Spread("3 seeds", {"val_auc": [0.70, 0.71, 0.72]})
-NONE = Spread()
+SAMPLE = Sample("3 seeds", {"val_auc": (0.66, 0.76)})
+NONE = Sample()
 PACKAGE = [Difference("package numpy", "1", "2")]
-MEMORY = [Difference("memory", "1 GB", "2 GB", matters=False)]
+QUANTILES = {3: 4.303, 10: 2.262, 31: 2.042}  # 0.975 of Student's t, from a printed table, by the number of runs
+MEMORY = [Difference("hardware memory_bytes", "1 GB", "2 GB", matters=False)]
 
 
 @pytest.mark.parametrize(
-    ("now", "steps", "determinism", "spread", "differences", "equal", "reproduced"),
+    ("now", "steps", "determinism", "sample", "differences", "equal", "reproduced"),
     [
         (0.71, 40, EXACT, NONE, [], True, True),
         (0.71, 40, FREE, NONE, PACKAGE, True, True),
         (0.71, 39, EXACT, NONE, [], False, False),
         (0.7100001, 40, EXACT, NONE, [], False, False),
         (0.7100001, 40, ROUNDED, NONE, [], True, True),
-        (0.72, 40, ROUNDED, SPREAD, [], False, False),  # must be equal, whatever the seeds show
-        (0.72, 40, EXACT, SPREAD, MEMORY, False, False),
-        (0.72, 40, EXACT, SPREAD, PACKAGE, False, True),
-        (0.72, 40, FREE, SPREAD, [], False, True),
-        (0.80, 40, FREE, SPREAD, [], False, False),
-        (0.72, 39, FREE, SPREAD, [], False, False),
+        (0.72, 40, ROUNDED, SAMPLE, [], False, False),  # must be equal, whatever the seeds show
+        (0.72, 40, EXACT, SAMPLE, MEMORY, False, False),
+        (0.72, 40, EXACT, SAMPLE, PACKAGE, False, True),
+        (0.72, 40, FREE, SAMPLE, [], False, True),
+        (0.80, 40, FREE, SAMPLE, [], False, False),
+        (0.72, 39, FREE, SAMPLE, [], False, False),
         (0.72, 40, FREE, NONE, [], False, False),  # not judged
-        (None, 40, FREE, SPREAD, [], False, False),
+        (None, 40, FREE, SAMPLE, [], False, False),
     ],
 )
-def test_verdicts(now, steps, determinism, spread, differences, equal, reproduced):
-    compared = Comparison(
-        {"val_auc": 0.71}, {} if now is None else {"val_auc": now}, (40, steps), spread, "val_auc", determinism,
+def test_verdicts(now, steps, determinism, sample, differences, equal, reproduced):
+    compared = Reproduction(
+        {"val_auc": 0.71}, {} if now is None else {"val_auc": now}, (40, steps), sample, "val_auc", determinism,
         differences,
     )  # fmt: skip
     assert (compared.equal, compared.is_reproduced) == (equal, reproduced)
@@ -49,12 +52,12 @@ def test_verdicts(now, steps, determinism, spread, differences, equal, reproduce
     assert compared.facts["reproduced"] == reproduced
 
 
-@pytest.mark.parametrize("number", [3, 10, 31])
+@pytest.mark.parametrize("number", QUANTILES)
 def test_the_interval_is_that_of_one_more_run(number):
-    stats = pytest.importorskip("scipy.stats")
+    pytest.importorskip("scipy.stats")
     values = [(7 * index) % 11 / 10 for index in range(number)]
-    low, high = Spread("", {"loss": values}).interval("loss")
-    half = stats.t.ppf(0.975, number - 1) * stdev(values) * (1 + 1 / number) ** 0.5
+    low, high = Spread.of(values).interval()
+    half = QUANTILES[number] * stdev(values) * (1 + 1 / number) ** 0.5
     assert (low, high) == pytest.approx((mean(values) - half, mean(values) + half), rel=1e-3)
 
 
@@ -80,16 +83,40 @@ def test_what_must_give_equal_numbers(overrides, changes, rounding):
 
 
 def test_the_spread_is_that_of_completed_runs_which_differ_in_the_seed(tmp_path):
+    pytest.importorskip("scipy.stats")
     for seed in (1, 2, 3, 4):
         a_run(tmp_path / f"seed{seed}", seed=seed, auc=0.7 + seed / 100)
     a_run(tmp_path / "failed", seed=5, auc=0.1, status="failed")
     a_run(tmp_path / "other", seed=6, auc=0.2, workers=4)
-    found = reproduction.spread(tmp_path / "seed1", [tmp_path], named=True)
-    assert (sorted(found.values["val_auc"]), found.sample) == ([0.71, 0.72, 0.73, 0.74], "4 seeds")
-    assert reproduction.spread(tmp_path / "other", [tmp_path], named=False) == Spread()
+    found = reproduction.sample(tmp_path / "seed1", [tmp_path], named=True)
+    assert found.name == "4 seeds"
+    assert found.intervals["val_auc"] == pytest.approx(Spread.of([0.71, 0.72, 0.73, 0.74]).interval())
+    assert reproduction.sample(tmp_path / "other", [tmp_path], named=False) == Sample()
     with pytest.raises(ConfigError):
-        reproduction.spread(tmp_path / "other", [tmp_path], named=True)
+        reproduction.sample(tmp_path / "other", [tmp_path], named=True)
     for number in (1, 2):
         a_run(tmp_path / f"again{number}", seed=1, auc=0.71 + number / 1000)
-    found = reproduction.spread(tmp_path / "seed1", [tmp_path], named=False)
-    assert (sorted(found.values["val_auc"]), found.sample) == ([0.71, 0.711, 0.712], "3 runs with the same seed")
+    found = reproduction.sample(tmp_path / "seed1", [tmp_path], named=False)
+    assert found.name == "3 runs with the same seed"
+    assert found.intervals["val_auc"] == pytest.approx(Spread.of([0.71, 0.711, 0.712]).interval())
+
+
+def test_the_environment_differs_by_more_than_a_little_memory():
+    def environment(cores: int, memory_bytes: int, **packages: str) -> dict[str, Any]:
+        hardware = {"cpu": "A", "cores": cores, "memory_bytes": memory_bytes, "gpus": []}
+        return {"python": "3.11.7", "packages": packages, "hardware": hardware}
+
+    then = environment(2, 8_000_000_000, numpy="1")
+    assert reproduction.of_environment(then, environment(2, 8_050_000_000, numpy="1")) == []
+    assert reproduction.of_environment(then, environment(4, 9_000_000_000, numpy="2", six="1")) == [
+        Difference("hardware cores", "2", "4"), Difference("hardware memory_bytes", "8.0 GB", "9.0 GB", matters=False),
+        Difference("package numpy", "1", "2"), Difference("package six", "-", "1"),
+    ]  # fmt: skip
+
+
+def test_a_file_in_a_store_differs_by_its_version():
+    then = {"s3://a": {"version": ["1"], "bytes": 5}, "b": {"sha256": "0" * 64, "bytes": 5}, "c": {"sha256": "1" * 64}}
+    now = {"s3://a": {"version": ["2"], "bytes": 5}, "b": {"sha256": "0" * 64, "bytes": 5}, "c": None}
+    found = reproduction.of_data(then, now)
+    assert [each.what for each in found] == ["data s3://a", "data c"]
+    assert found[1].now == "not found"
