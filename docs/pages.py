@@ -12,6 +12,7 @@ from unittest import mock
 
 from psrun import errors
 from psrun.cli import commands
+from psrun.config import groups as files
 from psrun.runs.completion import help_of, parts_of
 
 ROOT = Path(__file__).parents[1]
@@ -46,7 +47,8 @@ def groups() -> list[str]:
 
 
 def choices(group: str) -> list[Path]:
-    return sorted((CONF / group).glob("*.yaml"))
+    """The files of the choices of a group, of psrun and of other packages."""
+    return sorted(files.choices_of(group, ["-sc"]).values(), key=lambda path: path.name)
 
 
 def _linked(text: str) -> str:

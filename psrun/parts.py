@@ -36,7 +36,8 @@ class Part:
         returns an `ExitCode`.
       choices: by group and `kind`, the dataclass of a choice, derived from one of `psrun.config.choices.BASES`.
       models: the class of an adapter for models of another library: `psrun.program.adapters.Adapter`.
-      conf: the package with the YAML files of these choices; empty if they are in psrun's own conf/.
+      conf: the package with the YAML files of its choices, in folders as in psrun's conf/; empty if they are there. A
+        file with the name of one of psrun's is not used.
       moved: earlier names of modules that recorded runs name by `_target_`, and the names of today.
     """
 

@@ -29,3 +29,11 @@ def words() -> list[str]:
     for part in parts.every():
         found.update(part.commands)
     return sorted(word for word in found if not word.startswith("-"))
+
+
+def words_of_others() -> list[str]:
+    """The words of the commands of other packages, in the order of the alphabet."""
+    found: set[str] = set()
+    for part in parts.others():
+        found.update(part.commands)
+    return sorted(found)

@@ -155,9 +155,11 @@ def _help(arguments: list[str]) -> str | None:
     config = compose.compose(arguments_of_a_run.of_the_configuration(arguments))
     HydraConfig.instance().set_config(config)
     try:
-        return string.Template(config.hydra.help.template).substitute()
+        text = string.Template(config.hydra.help.template).substitute()
     except KeyError:
         return None
+    words = commands.words_of_others()
+    return f"{text}\nOf other packages: {'  '.join(words)}" if words else text
 
 
 def _list_choices(asked: list[str], arguments: list[str]) -> ExitCode:

@@ -42,17 +42,20 @@ HYDRA_ERRORS = (HydraException, OmegaConfBaseException)
 Prepare = Callable[[DictConfig], list[str]]
 
 
-class _OwnFilesFirst(SearchPathPlugin):
-    """Lets the files of --config-dir come before those of psrun: Hydra itself searches them last.
+class _OtherFiles(SearchPathPlugin):
+    """Lets the files of --config-dir come before psrun's, and the files of other packages after them.
 
-    Hydra itself reads only the last of several --config-dir.
+    Hydra itself searches --config-dir last, and reads only the last of several.
     """
 
-    folders: ClassVar[list[Path]] = []
+    before: ClassVar[list[Path]] = []
+    after: ClassVar[list[Path]] = []
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        for folder in self.folders:
+        for folder in self.before:
             search_path.prepend("--config-dir", f"file://{folder}")
+        for folder in self.after:
+            search_path.append("psrun.parts", f"file://{folder}")
 
 
 class Composer:
@@ -257,14 +260,19 @@ def print_by_hydra(arguments: Sequence[str]) -> None:
 
 
 def _prepare(arguments: Sequence[str]) -> None:
-    """Lets Hydra search the folders of --config-dir. Raises ConfigError for a folder or a file that cannot be used."""
+    """Lets Hydra search the folders of --config-dir and of other packages.
+
+    Raises:
+      ConfigError: a folder or a file cannot be used.
+    """
     folders = groups.config_dirs(arguments)
     for folder in folders:
         if not folder.is_dir():
             raise ConfigError([Problem("--config-dir", f"there is no folder {folder}")])
     groups.require_own_names(arguments)
-    _OwnFilesFirst.folders = folders
-    Plugins.instance().register(_OwnFilesFirst)
+    _OtherFiles.before = folders
+    _OtherFiles.after = groups.folders_of_others(arguments)
+    Plugins.instance().register(_OtherFiles)
 
 
 def _config_name(options: Sequence[str]) -> str:

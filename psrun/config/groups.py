@@ -1,8 +1,9 @@
-"""The files of the configuration: psrun's own, and those of the user's --config-dir folders, which come first."""
+"""The files of the configuration: first those of the --config-dir folders, then psrun's own, then other packages'."""
 
 from __future__ import annotations
 
 import importlib.resources
+import importlib.util
 import itertools
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -11,11 +12,13 @@ from typing import Any
 
 import yaml
 
+from psrun import parts
 from psrun.config import schema
 from psrun.errors import ConfigError, Problem
 
 OPTIONS = ("--config-dir", "-cd")
 NAME_OPTIONS = ("--config-name", "-cn")
+_COMPLETION = ("--shell-completion", "-sc")
 CONF = Path(str(importlib.resources.files("psrun.conf")))
 ONE_CHOICE = frozenset(path.name for path in CONF.iterdir() if path.is_dir())  # groups of which a run has a choice
 SEVERAL_CHOICES = frozenset({"tracker"})  # of which a run may also have several, each in its own place
@@ -36,7 +39,41 @@ def search_path(arguments: Sequence[str]) -> list[Path]:
 
     The last of several --config-dir comes first.
     """
-    return [*reversed(config_dirs(arguments)), CONF]
+    return [*reversed(config_dirs(arguments)), CONF, *folders_of_others(arguments)]
+
+
+def folders_of_others(arguments: Sequence[str]) -> list[Path]:
+    """The folders with choices of other packages; none where the arguments choose from psrun's own files only.
+
+    To find these packages takes longer than to read all of psrun's own files.
+
+    Raises:
+      ConfigError: a package offers a folder that does not exist.
+    """
+    if not _may_choose_others(arguments):
+        return []
+    found = []
+    for name in filter(None, (part.conf for part in parts.others())):
+        folder = importlib.util.find_spec(name)
+        if folder is None or not folder.submodule_search_locations:
+            raise ConfigError(f"{name}, which a package offers as its folder of choices, is no package; uninstall it")
+        found += [Path(location) for location in folder.submodule_search_locations]
+    return found
+
+
+def _may_choose_others(arguments: Sequence[str]) -> bool:
+    """Whether arguments, or files of the user, may choose what is in no file of psrun."""
+    if config_dirs(arguments) or not set(_COMPLETION).isdisjoint(arguments):
+        return True
+    for argument in arguments:
+        target, _, value = argument.partition("=")
+        group = target.lstrip("+").partition("@")[0]
+        if group not in ONE_CHOICE:
+            continue
+        for name in re.findall(r"[^][,\s]+", value):
+            if not (CONF / group / f"{name}.yaml").is_file():
+                return True
+    return False
 
 
 def choices(arguments: Sequence[str]) -> dict[str, dict[str, Path]]:

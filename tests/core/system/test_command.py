@@ -35,6 +35,8 @@ def test_a_run_reports_on_the_terminal_and_in_its_folder(psrun, tmp_path):
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     (tmp_path / "keras.py").write_text("raise RuntimeError('a run of tf-keras has imported Keras 3')\n")
+    (tmp_path / "broken-1.dist-info").mkdir()  # a run with psrun's own choices does not look for other packages
+    (tmp_path / "broken-1.dist-info" / "entry_points.txt").write_text("[psrun.parts]\nbroken = missing:PART\n")
     done = psrun("experiment=smoke", TMPDIR=str(temporary))
     assert done.code == 0, done.stderr
     assert done.stderr == ""
@@ -197,8 +199,9 @@ def test_components_of_a_user_train_and_evaluate_without_touching_psrun(psrun, t
         (tmp_path / "myconf" / group / "mine.yaml").write_text(text)
     written = "{_target_: tf_keras.callbacks.CSVLogger, filename: '${hydra:runtime.output_dir}/epochs.csv'}"
     done = psrun(
-        "--config-dir", "myconf", "--config-dir", str(OUTSIDE / "conf"), "model=mine", "data=mine", "model.width=8",
-        "evaluation=quick", "evaluation.every=2", "trainer=fit", "trainer.epochs=3", "trainer.steps_per_epoch=20",
+        "--config-dir", "myconf", "--config-dir", str(OUTSIDE / "toy" / "conf"), "model=mine", "data=mine",
+        "model.width=8", "evaluation=quick", "evaluation.every=2", "trainer=fit", "trainer.epochs=3",
+        "trainer.steps_per_epoch=20",
         f"trainer.callbacks=[{{_target_: mine.EpochPrinter}},{written}]", f"hydra.run.dir={tmp_path / 'run'}",
         PYTHONPATH=str(OUTSIDE),
     )  # fmt: skip

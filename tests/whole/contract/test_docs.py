@@ -5,19 +5,17 @@ from __future__ import annotations
 import ast
 import functools
 import http.server
-import importlib.util
 import inspect
 import re
 import subprocess
 import sys
 import threading
-import types
 import urllib.parse
 from pathlib import Path
 
 import pytest
 import yaml
-from sources import modules, nodes
+from sources import modules, nodes, of_docs
 from support import REPOSITORY
 
 from psrun import errors
@@ -25,14 +23,6 @@ from psrun.cli import commands
 
 ROOT = REPOSITORY
 FILES = sorted(path.relative_to(ROOT / "conf") for path in (ROOT / "conf").glob("*/*.yaml"))
-
-
-def of_docs(name: str) -> types.ModuleType:
-    """A module of docs/, which is not on Python's path."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="module")

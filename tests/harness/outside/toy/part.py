@@ -1,0 +1,10 @@
+"""What this package offers psrun."""
+
+from psrun.parts import Part
+
+PART = Part(
+    commands={"greet": "toy.greet:main"},
+    choices={"cluster": {"marked": "toy.engine_choice:Marked"}},
+    models="toy.recipes:RecipeAdapter",
+    conf="toy.conf",
+)
