@@ -51,9 +51,7 @@ def _completion(arguments: list[str]) -> ExitCode:
 def _command(word: str, arguments: list[str]) -> ExitCode:
     command = commands.find(word)
     if command is None:
-        message = _no_command(word, arguments)
-        missing = parts.missing()
-        raise ConfigError(f"{message}.{missing}" if missing else message)
+        raise ConfigError(_no_command(word, arguments))
     return command(arguments)
 
 
@@ -77,9 +75,16 @@ def _no_command(word: str, others: Sequence[str]) -> str:
     if word in groups.ONE_CHOICE:
         choice = names[0] if names else "NAME"
         command = _line([f"{word}={choice}", *keys])
-        return f"{word} is a group; write {command}. psrun {word}=? lists its choices"
+        message = f"{word} is a group; write {command}. psrun {word}=? lists its choices"
+        return message if choice in groups.choices_of(word, keys) else _with_missing_parts(message)
     guess = did_you_mean(word, commands.words())
-    return f"unknown command '{word}'.{guess} A run takes GROUP=NAME and KEY=VALUE: see --help"
+    return _with_missing_parts(f"unknown command '{word}'.{guess} A run takes GROUP=NAME and KEY=VALUE: see --help")
+
+
+def _with_missing_parts(message: str) -> str:
+    """The message, with the parts that are not here, of which one may have the command."""
+    missing = parts.missing()
+    return f"{message}.{missing}" if missing else message
 
 
 def _line(arguments: Sequence[str]) -> str:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
 import yaml
 from omegaconf import OmegaConf
 from support import raw_config
 
 from psrun.config import groups, parse
 from psrun.config.run_config import RunConfig
+from psrun.errors import ConfigError
 
 MODEL_KEYS = dict.fromkeys(groups.keys(groups.CONF / "model_keys.yaml"))
 
@@ -57,6 +59,13 @@ def put(raw: dict[str, Any], key: str, value: Any) -> None:
 
 def loaded(*arguments: str) -> RunConfig:
     return parse.load(plain_config(*arguments))
+
+
+def keys_of_problems(raw: dict[str, Any]) -> set[str]:
+    """The keys of the problems of a configuration, which has some."""
+    with pytest.raises(ConfigError) as raised:
+        parse.load(raw)
+    return {problem.key for problem in raised.value.problems}
 
 
 def _pairs(arguments: tuple[str, ...]) -> Iterator[tuple[str, str]]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import pytest
-from plain_config import choice, loaded, plain_config, put
+from plain_config import choice, keys_of_problems, loaded, plain_config, put
 from support import raw_config
 
 from psrun.config import choices, groups, parse
@@ -26,12 +26,6 @@ NEEDED = {
 }  # fmt: skip
 
 
-def keys_of_problems(raw: dict[str, Any]) -> set[str]:
-    with pytest.raises(ConfigError) as raised:
-        parse.load(raw)
-    return {problem.key for problem in raised.value.problems}
-
-
 @pytest.mark.parametrize("arguments", [["cluster=slurm", "seed=3"], ["model=dlrm", "optimizer=sgd"]])
 def test_values_read_from_conf_are_those_that_hydra_composes(arguments):
     """What the other tests here rely on."""
@@ -43,21 +37,6 @@ def test_every_choice_of_every_group_loads(group):
     for kind, cls in choices.KINDS[group].items():
         run = loaded(*NEEDED.get(kind, []), f"{group}={kind}")
         assert type(run.trackers[kind] if group == "tracker" else getattr(run, group)) is cls
-
-
-def test_data_files_that_are_missing_are_reported_together(tmp_path):
-    """Before TensorFlow is imported, patterns too; files of other file systems are not looked for."""
-    (tmp_path / "rows.csv").touch()
-    (tmp_path / "rows[1].csv").touch()
-
-    def table(path: str, eval_path: str) -> dict[str, Any]:
-        paths = (f"data.path='{path}'", f"data.eval_path='{eval_path}'")
-        return plain_config("data=table", "data.label=label", "evaluation=none", *paths)
-
-    assert keys_of_problems(table(f"{tmp_path}/train-*.csv", f"{tmp_path}/eval.csv")) == {"data.path", "data.eval_path"}
-    assert keys_of_problems(table(f"{tmp_path}/rows[1].csv", f"{tmp_path}/eval.csv")) == {"data.eval_path"}
-    assert keys_of_problems(table("gs://rows/train-*.csv", f"{tmp_path}/?.csv")) == {"data.eval_path"}
-    parse.load(table(f"{tmp_path}/ro*.csv", str(tmp_path)))
 
 
 def test_psrun_reads_keys_of_every_model_that_its_function_does_not_take(tmp_path, monkeypatch):
