@@ -1,6 +1,6 @@
-"""Ranking metrics beside torchmetrics, the exact AUC beside Keras', and retrieval beside NumPy and faiss.
+"""Ranking metrics beside torchmetrics, the exact AUC beside Keras', and retrieval beside NumPy.
 
-    pip install torchmetrics==1.9.0 faiss-cpu
+    pip install torchmetrics==1.9.0
     python benchmarks/ranking.py [--repetitions N] [--json FILE]
 
 Full ranking: 6,040 users, 3,700 items, vectors of 32 numbers; one relevant item and 165 excluded ones each. psrun's
@@ -37,8 +37,8 @@ USERS, ITEMS, DIM, SEEN, K = 6040, 3700, 32, 165, 10
 LIBRARY_ITEMS, LIBRARY_DIM, QUERIES = 1_000_000, 64, 64
 OURS, TORCHMETRICS = "psrun, full ranking", "torchmetrics, full ranking"
 EXACT, KERAS = "psrun's AUC", "Keras' AUC"
-TOP, NUMPY, FAISS = "psrun, top 10", "NumPy, top 10", "faiss flat, top 10"
-GOALS = (Goal(OURS, TORCHMETRICS, 2.0), Goal(EXACT, KERAS, 0.97), Goal(TOP, NUMPY, 1.0), Goal(TOP, FAISS, 0.0))
+TOP, NUMPY = "psrun, top 10", "NumPy, top 10"
+GOALS = (Goal(OURS, TORCHMETRICS, 2.0), Goal(EXACT, KERAS, 0.97), Goal(TOP, NUMPY, 1.0))
 Work = Callable[[], object]
 
 
@@ -119,12 +119,6 @@ def retrievals() -> dict[str, Work]:
 
     works: dict[str, Work] = {TOP: top, NUMPY: numpy}
     assert (top() == numpy()).all()
-    with contextlib.suppress(ImportError):
-        import faiss
-
-        index = faiss.IndexFlatIP(LIBRARY_DIM)
-        index.add(items)
-        works[FAISS] = lambda: index.search(queries, K)
     return works
 
 

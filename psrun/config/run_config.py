@@ -107,7 +107,6 @@ class PredictKeys:
       format: None for that of the extension of `path`, and CSV without a path.
       keep: columns of the input that stand beside the predictions.
       top_k: how many items to recommend to each user, instead of predictions; None: none.
-      index: exact: all products; approximate: faiss' inverted lists.
     """
 
     EXTENSIONS: ClassVar[dict[str, str]] = {
@@ -120,7 +119,6 @@ class PredictKeys:
     format: str | None = one_of("csv", "parquet", "tfrecord", None, default=None)
     keep: list[str] = field(default_factory=list)
     top_k: int | None = at_least(1, default=None)
-    index: str = one_of("exact", "approximate", default="exact")
 
     @property
     def file_format(self) -> str | None:

@@ -99,10 +99,6 @@ class PairScores:
         """
         return top(self._scores(users), k, excluded)
 
-    def vectors_of(self, users: np.ndarray) -> np.ndarray:
-        """(n, dim) of a model with towers."""
-        return self._query[users]
-
     def of_all_items(self, users: np.ndarray) -> np.ndarray:
         """(users, items)."""
         return self._scores(users).numpy()

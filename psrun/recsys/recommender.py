@@ -16,9 +16,8 @@ from psrun.checkpoint import load_model
 from psrun.checkpoint.store import Store
 from psrun.config.run_config import RunConfig
 from psrun.data import load
-from psrun.errors import ConfigError, Problem, PsrunError
+from psrun.errors import PsrunError
 from psrun.recsys import interactions
-from psrun.recsys.approximate_index import ApproximateIndex
 from psrun.recsys.pair_scores import PairScores
 from psrun.results.events import Reporter
 from psrun.roles.chief import Chief
@@ -42,9 +41,6 @@ def run(run_config: RunConfig, context: TaskContext) -> None:
         run_config = load.planned(run_config, source)
         loaded = load_model.load(run_config, source, Store(folder.checkpoints), reporter.warn)
         evaluation = run_config.evaluation
-        if run_config.predict.index == "approximate" and loaded.model.towers is None:
-            message = "is approximate, which needs a model with towers, such as two_tower; choose exact"
-            raise ConfigError([Problem("predict.index", message)])
         known = interactions.of_run(evaluation, source, loaded.model)
         table = _recommended(known, PairScores(loaded.model, known), run_config, chief)
         keys = run_config.predict
@@ -61,7 +57,6 @@ def _recommended(known: interactions.Interactions, scores: PairScores, run_confi
     item = run_config.evaluation.item or ""
     k = min(top_k, known.num_items)
     scores.refresh()
-    index = ApproximateIndex(scores.item_vectors) if run_config.predict.index == "approximate" else None
     parts: list[tuple[np.ndarray, ...]] = []
     size = max(1, _PAIRS // known.num_items)
     for first in range(0, known.num_users, size):
@@ -69,7 +64,7 @@ def _recommended(known: interactions.Interactions, scores: PairScores, run_confi
         seen_user, seen_item = known.trained.of_users(int(users[0]), int(users[-1]) + 1)
         seen_row: np.ndarray = seen_user - first
         seen = seen_row, seen_item
-        chosen, own = scores.top(users, k, seen) if index is None else index.top(scores.vectors_of(users), k, seen)
+        chosen, own = scores.top(users, k, seen)
         is_there = np.isfinite(own)  # a user may have seen nearly all items
         row, place = np.nonzero(is_there)
         parts.append((users[row], place + 1, chosen[is_there], own[is_there]))

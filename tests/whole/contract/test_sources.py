@@ -136,7 +136,6 @@ def test_everything_imported_is_declared() -> None:
     extras = [each for group in project["optional-dependencies"].values() for each in group]
     declared = {re.split(r"[><=\[]", each)[0].lower() for each in [*project["dependencies"], *extras]}
     called = {
-        "faiss": "faiss-cpu",
         "grpc": "grpcio",
         "hydra": "hydra-core",
         "mlflow": "mlflow-skinny",
