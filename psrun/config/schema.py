@@ -170,6 +170,7 @@ def _converted(cls: type, values: Mapping[str, Any]) -> dict[str, Any] | None:
     """`values` with the types of the fields of `cls`; None if one has another type."""
     try:
         merged: Any = OmegaConf.to_container(OmegaConf.merge(_schema(cls), values), throw_on_missing=False)
+    # A mapping merged into a list is a plain TypeError in OmegaConf 2.4 (2.4.1rc1), not an error of OmegaConf.
     except (OmegaConfBaseException, TypeError):
         return None
     return merged

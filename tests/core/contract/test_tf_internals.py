@@ -140,6 +140,7 @@ def test_a_chief_imports_modules_that_it_rarely_uses_only_when_they_are_used(tmp
         "table.import_role('coordinator')\n"
         "import sys, numpy as np, tf_keras\n"
         "found = [name for name in modules._RARELY_USED if name in sys.modules]\n"
+        "print([name for name in modules._RARELY_USED if name not in found])\n"
         "lazy = lambda: [name for name in found if type(sys.modules[name]).__name__ == '_LazyModule']\n"
         "import tensorflow as tf\n"
         "print(tf.function(lambda: tf.constant(1))().numpy(), lazy() == found)\n"
@@ -154,7 +155,10 @@ def test_a_chief_imports_modules_that_it_rarely_uses_only_when_they_are_used(tmp
     )
     command = [sys.executable, "-c", script, str(tmp_path / "weights.h5")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.stdout.splitlines() == ["1 True", "(2, 1)", "True", "(2, 2, 3)"], done.stderr
+    not_imported, *used = done.stdout.splitlines()
+    # fsspec comes with the tracker of TensorBoard. Another name here can leave psrun.tf_internals.modules.
+    assert not_imported == "['fsspec']", done.stderr
+    assert used == ["1 True", "(2, 1)", "True", "(2, 2, 3)"], done.stderr
 
 
 def test_a_process_that_only_serves_has_all_kernels_and_not_the_public_api():
