@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from psrun.errors import ConfigError
+from psrun.errors import ConfigError, Problem
 
 # psrun's own parts, and what each offers: for the message where one is missing.
 OWN = {
@@ -38,6 +38,14 @@ class Part:
       models: the class of an adapter for models of another library: `psrun.program.adapters.Adapter`.
       conf: the package with the YAML files of its choices, in folders as in psrun's conf/; empty if they are there. A
         file with the name of one of psrun's is not used.
+      metrics: by name, the class of a `psrun.metrics.gathered.GatheredMetric`, called without arguments. 'ndcg@K' means
+        the names ndcg@1, ndcg@2 and so on: the class is called with the number.
+      gathering: the function that makes the `psrun.metrics.gathered.Gathering` of a program; it returns None if
+        evaluations of the program gather no examples.
+      outputs: by key, predict.top_k or export.top_k, the function that makes another output than predictions: see
+        `psrun.roles.predictor.run` and `psrun.checkpoint.export.write`.
+      rules: the function of a `RunConfig` that yields the problems of its keys for this part, before TensorFlow is
+        imported. Only psrun's own parts are asked.
       moved: earlier names of modules that recorded runs name by `_target_`, and the names of today.
     """
 
@@ -45,6 +53,10 @@ class Part:
     choices: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     models: str = ""
     conf: str = ""
+    metrics: Mapping[str, str] = field(default_factory=dict)
+    gathering: str = ""
+    outputs: Mapping[str, str] = field(default_factory=dict)
+    rules: str = ""
     moved: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -118,6 +130,53 @@ def kinds(group: str) -> list[str]:
     for part in every():
         names += part.choices.get(group, {})
     return names
+
+
+def metric(name: str) -> tuple[str, int | None] | None:
+    """The class of the metric with this name that a part offers, and the number in the name; None if none does.
+
+    Raises:
+      ValueError: the number is missing, or is no positive integer.
+    """
+    base, mark, number = name.partition("@")
+    with_number = f"{base}@K"
+    for part in every():
+        if name in part.metrics and name != with_number:
+            return part.metrics[name], None
+        if with_number not in part.metrics:
+            continue
+        if not mark:
+            raise ValueError(f"needs the length of the list, such as {base}@10")
+        if not number.isdecimal() or int(number) < 1:
+            raise ValueError(f"has the length {number!r}, must be an integer of 1 or more, such as {base}@10")
+        return part.metrics[with_number], int(number)
+    return None
+
+
+def metrics() -> dict[str, str]:
+    """The classes of the metrics that parts offer, by name."""
+    found: dict[str, str] = {}
+    for part in every():
+        found |= part.metrics
+    return found
+
+
+def gatherings() -> list[str]:
+    """The functions of parts that make a `Gathering`."""
+    return [part.gathering for part in every() if part.gathering]
+
+
+def output(key: str) -> str | None:
+    """The function of the part that makes the output of a key; None if no part does."""
+    for part in every():
+        if key in part.outputs:
+            return part.outputs[key]
+    return None
+
+
+def without_part(key: str) -> Problem:
+    """The problem of a key that no part reads."""
+    return Problem(key, f"needs a part that is not installed.{missing()}".removesuffix("."))
 
 
 def name_of_today(target: str) -> str:

@@ -7,7 +7,6 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import tensorflow as tf
 
@@ -16,9 +15,6 @@ from psrun.data.lists import length_name
 from psrun.data.source import DataSource
 from psrun.errors import ExportError
 from psrun.files import is_pattern
-from psrun.program.zeros import zeros
-from psrun.recsys import interactions
-from psrun.recsys.pair_scores import ItemVectors, PairScores
 
 _ABOUT = "psrun.json"
 
@@ -32,14 +28,14 @@ def write(trained: LoadedModel, folder: Path, warn: Callable[[str], None]) -> Pa
     a padded matrix, (batch, any width), and an input NAME_length with the number of its values, (batch,). Longer lists
     than `max_values` are truncated.
 
-    With `export.top_k`, the signature `recommend` takes the features of users and returns `item`, the raw values of the
-    items with the highest scores among those of all examples, and `score`: (batch, top_k). It leaves out none.
+    With `export.top_k`, a part adds signatures (`psrun.parts.Part.outputs`). Its function takes the `RunConfig`, the
+    object that is saved, which has to hold all variables, and the model; it returns functions by name.
 
     Args:
       warn: prints a warning.
 
     Raises:
-      ConfigError: the data lacks the features of users or items.
+      ConfigError: the model or the data has no such signature.
       ExportError: TensorFlow cannot save the model, or the disk is full or cannot be written to.
     """
     root = tf.Module()
@@ -48,7 +44,7 @@ def write(trained: LoadedModel, folder: Path, warn: Callable[[str], None]) -> Pa
     root.parts = [part for part in parts if isinstance(part, tf.Module)]
 
     def serve(features: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        outputs = predict(trained.model, trained.source, _without_padding(trained.source, features))
+        outputs = predict(trained.model, trained.source, without_padding(trained.source, features))
         if isinstance(outputs, dict):
             return outputs
         names = trained.class_names
@@ -56,10 +52,12 @@ def write(trained: LoadedModel, folder: Path, warn: Callable[[str], None]) -> Pa
             return {"prediction": outputs}
         return {"prediction": outputs, "class": tf.gather(tf.constant(names), tf.argmax(outputs, axis=1))}
 
-    root.serve = tf.function(serve, input_signature=[_padded(trained.source)])
+    root.serve = tf.function(serve, input_signature=[padded(trained.source)])
     signatures = {"serving_default": root.serve}
-    if trained.recommends is not None:
-        signatures["recommend"] = root.recommend = _recommending(root, trained)
+    if trained.more_signatures is not None:
+        for name, function in trained.more_signatures(root, trained).items():
+            setattr(root, name, function)
+            signatures[name] = function
     final = folder / str(trained.checkpoint.step)
     part = folder / f".{final.name}.{os.getpid()}"
     try:
@@ -77,51 +75,20 @@ def write(trained: LoadedModel, folder: Path, warn: Callable[[str], None]) -> Pa
     return final
 
 
-def _recommending(root: tf.Module, trained: LoadedModel) -> Any:
-    """The function of `recommend`; `root` gets its variables."""
-    assert trained.recommends is not None
-    top_k, evaluation = trained.recommends
-    model = trained.model
-    assert model.towers is not None
-    known = interactions.of_run(evaluation, trained.source, model)
-    scores = PairScores(model, known)
-    scores.refresh()
-    vectors = ItemVectors.of(scores.item_vectors)
-    root.item_vectors = tf.Variable(vectors.distinct, trainable=False)
-    root.item_places = tf.Variable(vectors.place, trainable=False)
-    items = ItemVectors(root.item_vectors, root.item_places)
-    root.items = tf.Variable(tf.reshape(known.items[evaluation.item or ""], [-1]), trainable=False)
-    first = {name: values[:1] for name, values in known.items.items()}
-    left_out = {name for each in (*first, *model.unused) for name in (each, length_name(each))}
-    specs = {name: spec for name, spec in _padded(trained.source).items() if name not in left_out}
-    towers = model.towers
-
-    def recommend(features: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        count = tf.shape(next(iter(features.values())))[0]
-        of_items = {name: tf.gather(values, tf.zeros([count], tf.int32)) for name, values in first.items()}
-        unused = {name: zeros(spec) for name, spec in signature(trained.source).items() if name in model.unused}
-        unused = {name: tf.gather(value, tf.zeros([count], tf.int32)) for name, value in unused.items()}
-        whole = _without_padding(trained.source, features) | of_items | unused
-        query = towers.vectors(model.preprocessed(whole), training=False)["query"]
-        found = tf.math.top_k(items.products(query), min(top_k, known.num_items))
-        return {"item": tf.gather(root.items, found.indices), "score": found.values}
-
-    return tf.function(recommend, input_signature=[specs])
-
-
-def _padded(source: DataSource) -> dict[str, tf.TensorSpec]:
+def padded(source: DataSource) -> dict[str, tf.TensorSpec]:
     """The signature of a batch of raw features without RaggedTensors, which have no names in a SavedModel."""
     specs = {name: tf.TensorSpec(spec.shape, spec.dtype, name) for name, spec in signature(source).items()}
     lengths = {length_name(name) for name in _lists(source).values()}
     return {**specs, **{name: tf.TensorSpec([None], tf.int64, name) for name in lengths}}
 
 
-def _without_padding(source: DataSource, features: dict[str, tf.Tensor]) -> dict[str, tf.Tensor | tf.RaggedTensor]:
+def without_padding(source: DataSource, features: dict[str, tf.Tensor]) -> dict[str, tf.Tensor | tf.RaggedTensor]:
+    """A batch of raw features as the data has them, from a batch of the signature `padded`."""
     unpadded: dict[str, tf.Tensor | tf.RaggedTensor] = {
         name: features[name] for name in source.features if name in features
     }
     for name, of in _lists(source).items():
-        if name not in features:  # of items, where those of users are recommended to
+        if name not in features:  # of a signature that takes some of the features
             continue
         feature = source.features[of]
         assert feature.max_values is not None

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import tensorflow as tf
 import tf_keras
 
+from psrun import parts
 from psrun.checkpoint.logical import LogicalCheckpoint, adapted
 from psrun.checkpoint.manifest import Contents, Manifest
 from psrun.checkpoint.store import Store
 from psrun.cluster import placement
-from psrun.config.choices import EvaluationChoice
 from psrun.config.run_config import RunConfig
 from psrun.data import labels
 from psrun.data.source import DataSource, task_of
@@ -34,15 +36,18 @@ class LoadedModel:
     Attributes:
       checkpoint: the path of the checkpoint.
       class_names: of the classes 0, 1, ...; None without names.
-      recommends: how many items an export recommends, and the evaluation choice that names users and items; None: it
-        recommends none.
+      more_signatures: makes signatures that an export has besides that of predictions; None: it has no other.
     """
 
     model: Model
     source: DataSource
     checkpoint: Manifest
     class_names: tuple[str, ...] | None = None
-    recommends: tuple[int, EvaluationChoice] | None = None
+    more_signatures: MoreSignatures | None = None
+
+
+# Of the object that is saved, which gets the variables, and the model: functions with an input signature, by name.
+MoreSignatures = Callable[[tf.Module, LoadedModel], Mapping[str, Any]]
 
 
 def load(run: RunConfig, source: DataSource, store: Store, warn: Callable[[str], None]) -> LoadedModel:
@@ -59,9 +64,17 @@ def load(run: RunConfig, source: DataSource, store: Store, warn: Callable[[str],
         specs = signature(source)
         predict(model, source, {name: zeros(spec) for name, spec in specs.items()})  # builds the rest
         checkpoint = restore(model.network, run.restore, store, warn)
-    recommends = None if run.export.top_k is None else (run.export.top_k, run.evaluation)
     names = labels.class_names(source, run.data.label_vocabulary)
-    return LoadedModel(model, source, checkpoint, names, recommends)
+    return LoadedModel(model, source, checkpoint, names, _more_signatures(run))
+
+
+def _more_signatures(run: RunConfig) -> MoreSignatures | None:
+    """What the part that reads `export.top_k` adds to an export."""
+    if run.export.top_k is None:
+        return None
+    name = parts.output("export.top_k")
+    assert name is not None  # else the configuration is refused
+    return functools.partial(parts.load(name), run)
 
 
 def restore(network: tf_keras.Model, which: str, store: Store, warn: Callable[[str], None]) -> Manifest:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+from psrun import parts
 from psrun.config import schema, targets
 from psrun.config.run_config import ModelKeys
 from psrun.errors import Problem
@@ -15,7 +16,6 @@ from psrun.metrics import names as own_names
 BY_SHAPE = frozenset({"accuracy", "acc", "crossentropy", "ce"})
 # Parameters of every loss and metric; the configuration does not set them.
 CALLED_WITH = ("y_true", "y_pred")
-_RANKING = "psrun.recsys.metrics.ranking."
 _NO_NAMES = frozenset(
     {"Loss", "MeanMetricWrapper", "Metric", "Reduction", "deserialize", "experimental", "get", "serialize"}
 )
@@ -34,27 +34,35 @@ def problems(keys: ModelKeys) -> list[Problem]:
 
 
 def is_metric(name: str) -> bool:
-    """Whether tf-keras or psrun has a metric of this name."""
-    return name in metrics() or name.lower() in BY_SHAPE or _parsed(name) is not None
+    """Whether tf-keras, psrun or a part has a metric of this name."""
+    return is_of_keras(name) or name in own_names.COUNTERS or _is_offered(name)
 
 
-def names_of_lists(keys: ModelKeys) -> list[str]:
-    """The names, such as ndcg@10, or the classes of the metrics of lists in `model.metrics`."""
-    nodes = [node.get("_target_") if isinstance(node, Mapping) else node for _, node in _metrics(keys.metrics)]
-    classes = [str(node).removeprefix(_RANKING) for node in nodes if str(node).startswith(_RANKING)]
-    return [*(str(node) for node in nodes if _parsed(node)), *classes]
+def is_of_keras(name: str) -> bool:
+    """Whether tf-keras has a metric of this name."""
+    return name in _of_keras() or name.lower() in BY_SHAPE
 
 
-def is_of_items(name: str) -> bool:
-    """Whether a metric of `names_of_lists` is about all items."""
-    return name.partition("@")[0].lower() in own_names.OF_ITEMS
+def gathered_metrics(keys: ModelKeys) -> list[str]:
+    """The metrics of gathered examples in `model.metrics` that parts offer: their names, then their classes."""
+    names = []
+    classes = []
+    for _, node in _metrics(keys.metrics):
+        if isinstance(node, Mapping):
+            module, _, name = str(node.get("_target_")).rpartition(".")
+            if f"{module}:{name}" in parts.metrics().values():
+                classes.append(name)
+        elif isinstance(node, str) and not is_of_keras(node) and _is_offered(node):
+            names.append(node)
+    return names + classes
 
 
-def _parsed(name: Any) -> Any:
+def _is_offered(name: str) -> bool:
+    """Whether a part offers a metric of this name, whose number is a valid one."""
     try:
-        return own_names.parse(name) if isinstance(name, str) else None
+        return parts.metric(name) is not None
     except ValueError:
-        return None
+        return False
 
 
 def problem_of_keras3(target: str, kind: str) -> str | None:
@@ -82,8 +90,13 @@ def losses() -> frozenset[str]:
 
 @functools.cache
 def metrics() -> frozenset[str]:
-    """The names of Keras' metrics, and of those of psrun that need no length of a list."""
-    return (targets.names_in("tf_keras.metrics") - _NO_NAMES) | BY_SHAPE | {*own_names.COUNTERS}
+    """The names of Keras' metrics, and of psrun's own."""
+    return _of_keras() | BY_SHAPE | {*own_names.COUNTERS}
+
+
+@functools.cache
+def _of_keras() -> frozenset[str]:
+    return targets.names_in("tf_keras.metrics") - _NO_NAMES
 
 
 def _losses(node: Any) -> Iterator[tuple[str, Any]]:
@@ -113,22 +126,30 @@ def _check(node: Any, key: str, kind: str, problems: list[Problem]) -> None:
     elif not isinstance(node, str):
         message = f"is {node!r}, must be a name in tf_keras.{kind}, or a _target_ with its arguments"
         problems.append(Problem(key, message))
-    elif kind == "metrics" and _is_of_lists(node, key, problems):
+    elif node in names or node.lower() in BY_SHAPE:
         return
-    elif node not in names and node.lower() not in BY_SHAPE:
-        own = " Name your own callable with _target_." if "." in node else ""
-        also = own_names.EXAMPLES if kind == "metrics" else ()
-        guess = schema.did_you_mean(node, [*names, *also])
-        problems.append(Problem(key, f"is '{node}', which is not in tf_keras.{kind}.{guess}{own}"))
+    elif kind == "metrics":
+        problems += _of_other_metric(node, key)
+    else:
+        problems.append(_no_such_name(node, key, kind, names, ""))
 
 
-def _is_of_lists(name: str, key: str, problems: list[Problem]) -> bool:
-    """Whether a name is that of a metric of lists; adds the problem with its length, if there is one."""
+def _of_other_metric(name: str, key: str) -> Iterator[Problem]:
+    """The problem of a name that is not one of `metrics`."""
     try:
-        return own_names.parse(name) is not None
+        if parts.metric(name) is not None:
+            return
     except ValueError as error:
-        problems.append(Problem(key, f"{name} {error}"))
-        return True
+        yield Problem(key, f"{name} {error}")
+        return
+    offered = [each.replace("@K", "@10") for each in parts.metrics()]
+    yield _no_such_name(name, key, "metrics", [*metrics(), *offered], parts.missing())
+
+
+def _no_such_name(name: str, key: str, kind: str, names: Collection[str], missing: str) -> Problem:
+    own = " Name your own callable with _target_." if "." in name else ""
+    guess = schema.did_you_mean(name, names)
+    return Problem(key, f"is '{name}', which is not in tf_keras.{kind}.{guess}{own}{missing}")
 
 
 def _of_class_weight(node: Any) -> Iterator[Problem]:

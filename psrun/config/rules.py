@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from psrun import files
-from psrun.config import choices, consistency_rules, keras_callbacks, keras_names, schema, topology
+from psrun import files, parts
+from psrun.config import choices, consistency_rules, keras_callbacks, schema, topology
 from psrun.config.run_config import OF_A_RUN, RunConfig
 from psrun.errors import Problem
 
@@ -32,7 +32,7 @@ def problems(config: RunConfig) -> list[Problem]:
         _of_callbacks,
         _of_checkpoints,
         _of_the_sidecar,
-        _of_lists,
+        _of_parts,
         _of_what_follows,
         _of_a_search,
         _of_monitors,
@@ -189,39 +189,17 @@ def _of_the_sidecar(config: RunConfig) -> Iterator[Problem]:
         yield Problem("export.best", message)
 
 
-def _of_lists(config: RunConfig) -> Iterator[Problem]:
-    """Problems of metrics that need all examples of a user or a segment together."""
-    evaluation = config.evaluation
-    of_lists = keras_names.names_of_lists(config.model_keys)
-    what = of_lists[0] if of_lists else "evaluation.by"
-    refusal = evaluation.refusal_to_group(what)
-    if refusal is not None and (of_lists or evaluation.by):
-        yield Problem("evaluation", refusal)
-    elif of_lists and evaluation.runs_on is None:
-        yield Problem("model.metrics", f"has {of_lists[0]}, a metric of evaluations, but evaluation is none")
-    elif of_lists and evaluation.user is None:
-        message = f"is required for {of_lists[0]}, a metric of lists by user; set it to the feature with the users"
-        yield Problem("evaluation.user", message)
-    if evaluation.candidates is not None:
-        yield from _of_candidates(evaluation, of_lists)
-    elif needing := [name for name in of_lists if keras_names.is_of_items(name)]:
-        yield Problem("evaluation.candidates", f"is null, but {needing[0]} is about all items; set it to all")
-    if len(set(evaluation.by)) < len(evaluation.by):
-        yield Problem("evaluation.by", "lists a feature twice")
-
-
-def _of_candidates(evaluation: choices.EvaluationChoice, of_lists: list[str]) -> Iterator[Problem]:
-    key = "evaluation.candidates"
-    if not of_lists:
-        yield Problem(key, "requires a metric of lists, such as model.metrics=[recall@10]")
-    if evaluation.item is None:
-        yield Problem("evaluation.item", f"is required with {key}: the feature with the items")
-    if evaluation.by:
-        yield Problem("evaluation.by", f"is not supported with {key}; set one of them to null")
-    if evaluation.candidates != "all":
-        for name in of_lists:
-            if keras_names.is_of_items(name):
-                yield Problem(key, f"is {evaluation.candidates}, but {name} is about all items; set it to all")
+def _of_parts(config: RunConfig) -> Iterator[Problem]:
+    """Problems of keys that a part reads: without the part, and those that it finds."""
+    for key, value in {"predict.top_k": config.predict.top_k, "export.top_k": config.export.top_k}.items():
+        if value is not None and parts.output(key) is None:
+            yield parts.without_part(key)
+    for name in config.evaluation.set_for_gathering:
+        if not parts.gatherings():
+            yield parts.without_part(f"evaluation.{name}")
+    for part in parts.own():
+        if part.rules:
+            yield from parts.load(part.rules)(config)
 
 
 def _of_what_follows(config: RunConfig) -> Iterator[Problem]:
@@ -314,20 +292,10 @@ def _of_restoring(config: RunConfig) -> Iterator[Problem]:
 
 
 def _of_predictions(config: RunConfig) -> Iterator[Problem]:
-    """Problems of the file of predictions, and of recommendations."""
+    """Problems of the file of predictions."""
     keys = config.predict
     if problem := files.not_on_disk("predict.path", keys.path):
         yield problem
-    for key, top_k in (("predict.top_k", keys.top_k), ("export.top_k", config.export.top_k)):
-        for name in ("user", "item"):
-            if top_k is not None and getattr(config.evaluation, name) is None:
-                yield Problem(f"evaluation.{name}", f"is required with {key}: the feature with the {name}s")
-    if keys.top_k is not None and keys.file_format == "tfrecord":
-        yield Problem("predict.format", "is tfrecord, but predict.top_k writes csv or parquet")
-    if keys.top_k is not None and config.mode == "predict" and config.cluster.has_parameter_servers:
-        yield Problem("predict.top_k", "is computed by one process, with the whole model; set cluster=none")
-    if keys.top_k is not None and keys.keep:
-        yield Problem("predict.keep", "is not supported with predict.top_k; set it to []")
     if keys.file_format is None:
         extensions = ", ".join(keys.EXTENSIONS)
         message = f"is required: predict.path={keys.path} has none of the extensions {extensions}"

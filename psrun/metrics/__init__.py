@@ -1,1 +1,1 @@
-"""Metrics of ranked lists (`ranking`) and of probabilities (`counters`). docs/guides/metrics.md has their meaning."""
+"""Metrics of probabilities (`counters`), and the interface of metrics of gathered examples (`gathered`)."""

@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
+from psrun import parts
 from psrun.cluster.strategy import Distribution
 from psrun.config.run_config import RunConfig
 from psrun.data import autoshard, labels
@@ -27,14 +28,14 @@ from psrun.data.source import (
     trains_by_number,
 )
 from psrun.errors import ConfigError, Problem
+from psrun.metrics.gathered import GatheredMetric, Gathering, name_in
 from psrun.models.model import Model
-from psrun.program import class_weights, evaluation_keys, list_inputs, lookups, objective
+from psrun.program import class_weights, list_inputs, lookups, objective
 from psrun.program.batch_checks import BatchChecks, Place, check_spec, evaluated, is_scanned
 from psrun.program.evaluation_sizes import eval_batch_size
 from psrun.program.example_counter import ExamplesSeen
 from psrun.program.train_step import OwnTrainStep
 from psrun.program.zeros import spec_of, zeros
-from psrun.recsys.metrics.ranking import RankingMetric
 from psrun.tf_internals import optimizers
 from psrun.tf_internals.tracing import unconverted
 
@@ -81,16 +82,43 @@ class Program:
         return [metric.name for metric in self.network.compiled_metrics.metrics if not isinstance(metric, ExamplesSeen)]
 
     @functools.cached_property
-    def ranking_metrics(self) -> dict[str, list[RankingMetric]]:
-        """The metrics of lists, which only evaluations have, by output: made once, with the variables of others."""
-        return objective.ranking_metrics_of(self.model)
+    def gathered_metrics(self) -> dict[str, list[GatheredMetric]]:
+        """The metrics of gathered examples, which only evaluations have, by output ('' for the only one).
+
+        They are made once, because `model.metrics` makes Keras' metrics too, which have variables.
+        """
+        return objective.gathered_metrics_of(self.model)
 
     @property
-    def ranking_metric_names(self) -> list[str]:
-        """Names of the metrics of lists."""
-        return [
-            objective.name_in(output, metric) for output, metrics in self.ranking_metrics.items() for metric in metrics
-        ]
+    def gathered_metric_names(self) -> list[str]:
+        """Names of the metrics of gathered examples."""
+        names = []
+        for output, metrics in self.gathered_metrics.items():
+            names += [name_in(output, metric) for metric in metrics]
+        return names
+
+    @functools.cached_property
+    def gatherings(self) -> tuple[Gathering, ...]:
+        """How evaluations gather examples; empty if nothing needs it.
+
+        Raises:
+          ConfigError: no part computes one of the metrics.
+        """
+        names = self.gathered_metric_names
+        if not names and not self.config.evaluation.set_for_gathering:
+            return ()  # the parts are not imported
+        found = []
+        computed: set[str] = set()
+        for name in parts.gatherings():
+            gathering: Gathering | None = parts.load(name)(self)
+            if gathering is not None:
+                found.append(gathering)
+                computed.update(gathering.metric_names)
+        for metric in names:
+            if metric not in computed:
+                message = f"has {metric}, which no part computes.{parts.missing()}"
+                raise ConfigError([Problem("model.metrics", message.removesuffix("."))])
+        return tuple(found)
 
     @property
     def gradients_per_update(self) -> int:
@@ -192,12 +220,7 @@ class Program:
     @functools.cached_property
     def measured_examples(self) -> tf.data.Dataset:
         """`measured_dataset` of this process; made once, each iterator reads every example."""
-        return self.evaluation_examples if self.evaluation_keys is None else self.measured_dataset()
-
-    @functools.cached_property
-    def evaluation_keys(self) -> evaluation_keys.EvaluationKeys | None:
-        """By what metrics group the evaluation examples; None if none does. Raises ConfigError."""
-        return evaluation_keys.make(self.config, self.ranking_metrics, self.source.features)
+        return self.measured_dataset() if self.gatherings else self.evaluation_examples
 
     @functools.cached_property
     def batch_spec(self) -> Any:
@@ -255,18 +278,20 @@ class Program:
         return self._evaluated(shard, self._ready)
 
     def measured_dataset(self, context: Any = None, *, shard: tuple[tf.Tensor, int] | None = None) -> tf.data.Dataset:
-        """As `evaluation_dataset`; if metrics group examples, each batch has four elements: features, label, weight (()
-        without weights) and keys (`EvaluationKeys.of`).
+        """As `evaluation_dataset`; if examples are gathered, each batch has four elements: features, label, weight (()
+        without weights) and columns, a tuple of `Gathering.columns`.
         """
-        keys = self.evaluation_keys
-        if keys is None:
+        gatherings = self.gatherings
+        if not gatherings:
             return self.evaluation_dataset(context, shard=shard)
 
-        def with_keys(batch: tuple[Any, ...], place: Place) -> Any:
+        def with_columns(batch: tuple[Any, ...], place: Place) -> Any:
+            raw = list_inputs.ragged(batch[0])
+            columns = tuple(each.columns(raw) for each in gatherings)
             features, label, *weight = self._ready(batch, place)
-            return features, label, weight[0] if weight else (), keys.of(list_inputs.ragged(batch[0]))
+            return features, label, weight[0] if weight else (), columns
 
-        return self._evaluated(shard, with_keys)
+        return self._evaluated(shard, with_columns)
 
     def _evaluated(
         self, shard: tuple[tf.Tensor, int] | None, ready: Callable[[tuple[Any, ...], Place], Any]

@@ -18,10 +18,10 @@ from psrun.config.run_config import RunConfig
 from psrun.data.source import DataSource, task_of
 from psrun.errors import ConfigError, Problem
 from psrun.layers.adapter import AdaptedModel
+from psrun.metrics.gathered import GatheredMetric
 from psrun.models.model import ArgumentError, Model
 from psrun.program import adapters, objective
 from psrun.program.whole_variables import naming_cut_weights
-from psrun.recsys.metrics.ranking import RankingMetric
 
 
 def make_model(run: RunConfig, source: DataSource) -> Model:
@@ -46,11 +46,11 @@ def make_model(run: RunConfig, source: DataSource) -> Model:
     loss = adapters.loss(asked, targets.bound_within(keys.loss, "model.loss", CALLED_WITH))
 
     def metrics() -> Any:
-        made = targets.bound_within(keys.metrics, "model.metrics", CALLED_WITH, (RankingMetric,))
+        made = targets.bound_within(keys.metrics, "model.metrics", CALLED_WITH, (GatheredMetric,))
         return adapters.metrics(asked, made)
 
     if run.export.top_k is not None and model.towers is None:
-        message = "needs a model with towers, two_tower or matrix_factorization; set it to null"
+        message = "needs a model with towers (psrun.models.model.Towers); set it to null"
         raise ConfigError([Problem("export.top_k", message)])
     model = _of_only_feature(model, source.features)
     return objective.resolve(

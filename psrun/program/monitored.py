@@ -31,5 +31,5 @@ def metric_names(program: Program) -> list[str]:
             own.trace(program.batch_spec, lambda step, batch: strategy.run(step, args=(batch,)))
     names = usual if own is None else [*own.names]
     if program.config.evaluation.runs_on is not None:
-        names += [f"val_{name}" for name in (*usual, *program.ranking_metric_names)]
+        names += [f"val_{name}" for name in (*usual, *program.gathered_metric_names)]
     return names

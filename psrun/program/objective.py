@@ -12,14 +12,14 @@ from typing import Any, get_args
 import tensorflow as tf
 import tf_keras
 
+from psrun.config import keras_names
 from psrun.config.keras_names import BY_SHAPE
 from psrun.data.source import Task
 from psrun.errors import ConfigError, Problem
 from psrun.layers.adapter import AdaptedModel
-from psrun.metrics import counters
+from psrun.metrics import counters, gathered
+from psrun.metrics.gathered import GatheredMetric
 from psrun.models.model import Model
-from psrun.recsys.metrics import ranking
-from psrun.recsys.metrics.ranking import RankingMetric
 from psrun.tf_internals import keras
 
 _BINARY_ACCURACY = ("accuracy", "acc", "binary_accuracy", "binaryaccuracy")
@@ -100,8 +100,9 @@ def loss_of(model: Model, task: str | None) -> Any:
 
 
 def metrics_of(model: Model, task: str | None, *, evaluating: bool = False) -> Any:
-    """New metric objects, as `compile` takes them: those that the configuration names or the model brings, or the usual
-    ones of the data's task, without metrics of lists. Their names do not depend on other metrics of the process.
+    """New metric objects, as `compile` takes them: the configured ones, the model's own, or the usual ones of the task.
+
+    Metrics of gathered examples are left out. The names do not depend on other metrics of the process.
 
     Args:
       evaluating: whether they are of an evaluation; in training an AUC has fewer counters.
@@ -123,28 +124,24 @@ def _refuse_probabilities(made: Any, what: str) -> None:
             raise ConfigError([Problem("model.metrics", message)])
 
 
-def ranking_metrics_of(model: Model) -> dict[str, list[RankingMetric]]:
-    """The configured metrics of lists, by output; '' where metrics are not by output."""
+def gathered_metrics_of(model: Model) -> dict[str, list[GatheredMetric]]:
+    """The configured metrics of gathered examples, by output; '' where metrics are not by output."""
     made = [] if model.metrics is None else _objects(model.metrics())
     by_output = made if isinstance(made, Mapping) else {"": made}
-    return {
-        output: found
-        for output, items in by_output.items()
-        if (found := [each for each in tf.nest.flatten(items) if isinstance(each, RankingMetric)])
-    }
-
-
-def name_in(output: str, metric: RankingMetric) -> str:
-    """The name of a metric of lists among those of an evaluation."""
-    return f"{output}_{metric.name}" if output else metric.name
+    found = {}
+    for output, items in by_output.items():
+        metrics = [each for each in tf.nest.flatten(items) if isinstance(each, GatheredMetric)]
+        if metrics:
+            found[output] = metrics
+    return found
 
 
 def _map_metrics(change: Callable[[list[Any]], list[Any]], made: Any) -> Any:
-    """Metrics, a list or lists by output, changed list by list, without metrics of lists."""
+    """Metrics, a list or lists by output, changed list by list, without metrics of gathered examples."""
     if isinstance(made, Mapping):
         return {output: _map_metrics(change, items) for output, items in made.items()}
     items = made if isinstance(made, list | tuple) else [made]
-    return change([each for each in items if not isinstance(each, RankingMetric)])
+    return change([each for each in items if not isinstance(each, GatheredMetric)])
 
 
 def _for_training(metric: Any) -> Any:
@@ -185,10 +182,18 @@ def _objects(made: Any) -> Any:
     return metric if isinstance(metric, tf_keras.metrics.Metric) else made
 
 
-def _own_metric(name: str, *, from_logits: bool) -> tf_keras.metrics.Metric | RankingMetric | None:
-    """The metric of psrun with this name; None if there is none."""
+def _own_metric(name: str, *, from_logits: bool) -> tf_keras.metrics.Metric | GatheredMetric | None:
+    """The metric of psrun or of a part with this name; None if there is none.
+
+    Raises:
+      ValueError: the number in the name is missing, or is no positive integer.
+    """
     kind = counters.BY_NAME.get(name.lower())
-    return ranking.by_name(name) if kind is None else kind(from_logits=from_logits)
+    if kind is not None:
+        return kind(from_logits=from_logits)
+    if keras_names.is_of_keras(name):
+        return None
+    return gathered.by_name(name)
 
 
 def check_metrics(metrics: Iterable[tf_keras.metrics.Metric], *, weighted: bool) -> None:
@@ -353,7 +358,7 @@ def _configured_metrics(node: Any, from_logits: bool, binary_logits: bool) -> An
         # Keras reports a function by the name under which it was requested.
         return (
             metric
-            if isinstance(metric, tf_keras.metrics.Metric | RankingMetric)
+            if isinstance(metric, tf_keras.metrics.Metric | GatheredMetric)
             else _named_as(functools.partial(metric), item)
         )
 

@@ -13,7 +13,8 @@ from psrun.config.choices import EvaluationChoice
 from psrun.data.source import ByNumber, DataSource, evaluation_batches
 from psrun.errors import ConfigError, Problem
 from psrun.models.model import Model
-from psrun.program import evaluation_keys, list_inputs
+from psrun.program import list_inputs
+from psrun.recsys import evaluation_keys
 from psrun.recsys.metrics.retrieval import Pairs
 
 _READ = 8192  # examples at a time

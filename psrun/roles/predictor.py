@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import tensorflow as tf
 
+from psrun import parts
 from psrun.checkpoint import load_model
 from psrun.checkpoint.store import Store
 from psrun.config.run_config import RunConfig
@@ -22,7 +23,6 @@ from psrun.program import list_inputs, objective, outside_ids
 from psrun.program.batch_checks import BatchChecks, Place, check_spec, data_errors, evaluated
 from psrun.program.compiled_model import Program
 from psrun.program.evaluation_sizes import eval_batch_size, num_eval_batches
-from psrun.recsys import recommender
 from psrun.results.events import Reporter
 from psrun.results.run_folder import RunFolder
 from psrun.roles.chief import Chief
@@ -107,11 +107,15 @@ class _Input:
 def run(run_config: RunConfig, context: TaskContext) -> None:
     """Writes the file and prints its path. Parameter server clusters predict on their workers, others in this process.
 
+    With `predict.top_k`, a function of a part with the same arguments does it (`psrun.parts.Part.outputs`).
+
     Raises:
       PsrunError: there is no such checkpoint, nothing to predict, or the file cannot be written.
     """
     if run_config.predict.top_k is not None:
-        recommender.run(run_config, context)
+        name = parts.output("predict.top_k")
+        assert name is not None  # else the configuration is refused
+        parts.load(name)(run_config, context)
         return
     if not run_config.cluster.has_parameter_servers:
         _run_here(run_config, context)

@@ -64,7 +64,7 @@ class _Program:
     may_be_logits = False
     loss_names = ["loss"]
     metric_names = ["auc"]
-    ranking_metric_names: list[str] = []
+    gathered_metric_names: list[str] = []
 
     def __init__(self, config: Any, script: Script) -> None:
         self.config = config

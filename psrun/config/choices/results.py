@@ -49,6 +49,16 @@ class EvaluationChoice(Choice):
         """Whether it runs between `epoch` and the next one."""
         return False
 
+    @property
+    def set_for_gathering(self) -> list[str]:
+        """The keys for examples that are gathered (`psrun.metrics.gathered`), as far as they are set."""
+        names = []
+        for name in ("user", "by", "candidates", "sampling", "item", "item_features"):
+            unset = (getattr(EvaluationChoice, name), list[str]())
+            if getattr(self, name) not in unset:
+                names.append(name)
+        return names
+
     def refusal_to_group(self, what: str) -> str | None:
         """The problem with `what`, which needs all examples of a list or a segment once; None if there is none."""
         if self.runs_on == "fit":

@@ -16,7 +16,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from psrun.metrics import names
+from psrun.metrics.gathered import GatheredMetric
 
 
 class Examples:
@@ -119,7 +119,7 @@ class RelevantExamples(Examples):
 
 
 @dataclass(frozen=True)
-class RankingMetric(abc.ABC):
+class RankingMetric(GatheredMetric, abc.ABC):
     """A metric that is a mean over users.
 
     Attributes:
@@ -414,21 +414,3 @@ def mean(values: np.ndarray, weights: np.ndarray) -> float | None:
 def _require(option: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise ValueError(f"{option} is {value!r}, must be one of {', '.join(choices)}")
-
-
-BY_NAME: dict[str, type[RankingMetric]] = {
-    each.base: each for each in (HitRate, Recall, Precision, NDCG, MRR, MAP, GroupAUC, Coverage, Popularity)
-}
-
-
-def by_name(name: str) -> RankingMetric | None:
-    """The metric that a name such as 'ndcg@10' or 'gauc' means; None if it is no such name.
-
-    Raises:
-      ValueError: the length of the list is missing, or is no positive integer.
-    """
-    parsed = names.parse(name)
-    if parsed is None:
-        return None
-    base, k = parsed
-    return BY_NAME[base]() if k is None else BY_NAME[base](k)  # type: ignore[call-arg]

@@ -19,8 +19,8 @@ class DistributedEvaluation:
 
     It schedules as many batches as the evaluation set has. Each worker reads the whole set repeatedly, from a different
     position, so that some examples are seen several times and some not at all, also where the number of examples seen,
-    which is counted, is that of the evaluation set. Metrics are on the parameter servers. Metrics of lists and segments
-    are refused by the rules of the configuration.
+    which is counted, is that of the evaluation set. Metrics are on the parameter servers. It gathers no
+    examples: `EvaluationChoice.refusal_to_group`.
     """
 
     def __init__(self, program: Program) -> None:

@@ -15,17 +15,10 @@ import tf_keras
 
 from psrun import files
 from psrun.data.source import task_of
-from psrun.errors import ConfigError, Problem
-from psrun.metrics import counters
 from psrun.program import objective
 from psrun.program.compiled_model import Program
 from psrun.program.example_counter import ExamplesSeen
-from psrun.recsys.candidates import CandidateRanking
 from psrun.tf_internals import keras
-from psrun.training.evaluation.kept_examples import KeptExamples
-
-# The metrics of Keras' kind that estimates have too, by the same definition.
-_ESTIMATED = (*counters.BY_NAME.values(), tf_keras.metrics.MeanAbsoluteError, tf_keras.metrics.RootMeanSquaredError)
 
 
 @dataclass(frozen=True)
@@ -35,8 +28,8 @@ class Evaluation:
     Attributes:
       examples_seen: counted, example by example.
       metrics: by name; None for one that is undefined.
-      estimates: by output ('' for the only one), the metrics by user and by segment with their intervals, as of
-        `KeptExamples.result`; empty if there are none.
+      estimates: by output ('' for the only one), what `psrun.metrics.gathered.Gathered.result` gives to record; empty
+        if there is none.
     """
 
     mode: str
@@ -105,7 +98,7 @@ class Measured(NamedTuple):
       masks: of the predictions, for each output; () for one without a mask.
       weight: of the examples; () without weights.
       losses: their means by name (`Program.loss_names`).
-      keys: by what metrics group the examples (`EvaluationKeys.of`); () if none does.
+      columns: of the examples, for each of `Program.gatherings`.
     """
 
     label: Any
@@ -113,7 +106,7 @@ class Measured(NamedTuple):
     masks: tuple[Any, ...]
     weight: Any
     losses: Any
-    keys: Any = ()
+    columns: tuple[Any, ...] = ()
 
     @property
     def num_examples(self) -> tf.Tensor:
@@ -134,20 +127,10 @@ class Meters:
         self._metrics = keras.built_metrics(
             metrics, program.network, program.prediction_spec, program.batch_spec[1], program.metric_names
         )
-        self._kept = kept_examples(program, self._intervals())
-        self._candidates: CandidateRanking | None = None
-        if program.config.evaluation.candidates is not None:
-            self._candidates = CandidateRanking(program, program.ranking_metrics[""])
+        self._gathered = [each.begin(self._metrics.metrics) for each in program.gatherings]
         self._outside: tf_keras.metrics.Sum | None = None
         if program.may_be_logits:
             self._outside = tf_keras.metrics.Sum(name="outside", dtype=tf.int64)
-
-    def _intervals(self) -> counters.Intervals:
-        """The intervals of the AUC among the metrics, or of the usual one."""
-        for metric in self._metrics.metrics:
-            if isinstance(metric, counters.AUC):
-                return metric.intervals
-        return counters.Intervals(from_logits=bool(self._program.model.from_logits))
 
     @property
     def metrics(self) -> list[tf_keras.metrics.Metric]:
@@ -158,16 +141,17 @@ class Meters:
         outside = [] if self._outside is None else [self._outside]
         for metric in (self._seen, *self._losses.values(), *self._metrics.metrics, *outside):
             metric.reset_state()
-        for kept in self._kept.values():
-            kept.reset()
+        for gathered in self._gathered:
+            gathered.reset()
 
     def measure(self, batch: tuple[Any, ...]) -> Measured:
         """Runs the model on a batch of `Program.measured_dataset`."""
-        keys = batch[3] if len(batch) == 4 else ()
+        columns = batch[3] if len(batch) == 4 else ()
         features, label, weight = tf_keras.utils.unpack_x_y_sample_weight(batch[:3])
         prediction = self._program.network(features, training=False)
         losses = self._losses_of(label, prediction, weight if tf.nest.flatten(weight) else None)
-        return Measured(label, prediction, keras.masks_of(prediction), () if weight is None else weight, losses, keys)
+        masks = keras.masks_of(prediction)
+        return Measured(label, prediction, masks, () if weight is None else weight, losses, columns)
 
     def _losses_of(self, label: Any, prediction: Any, weight: Any) -> dict[str, tf.Tensor]:
         """The mean losses of a batch by name: the total, with regularization, and those of several outputs."""
@@ -187,101 +171,39 @@ class Meters:
         if self._outside is not None:
             self._outside.update_state(objective.num_outside(prediction))
 
-    def rows(self, measured: Measured) -> dict[str, Any]:
-        """What is kept of batches of examples, by output: the arguments of `KeptExamples.add`; runs where the model
-        does.
-        """
-        return {output: self._row(measured, output) for output in self._kept}
+    def rows(self, measured: Measured) -> Any:
+        """What is gathered of batches of examples: the argument of `keep`; runs where the model does."""
+        label, prediction, _, weight, _, columns = measured
+        rows = []
+        for gathered, own in zip(self._gathered, columns):
+            rows.append(gathered.rows(own, label, prediction, weight))
+        return tuple(rows)
 
-    def _row(self, measured: Measured, output: str) -> tuple[Any, ...]:
-        label, prediction, weight = (
-            each[output] if isinstance(each, Mapping) and output else each
-            for each in (measured.label, measured.prediction, measured.weight)
-        )
-        program = self._program
-        probability = objective.to_probabilities(prediction, program.model, task_of(program.source))
-        flat = [tf.reshape(each, [-1]) for each in (label, prediction, probability)]
-        return (measured.keys, *flat, tf.reshape(weight, [-1]) if tf.nest.flatten(weight) else ())
-
-    def keep(self, rows: Mapping[str, Any]) -> None:
-        """Keeps the `rows` of batches, for metrics that need all examples of a user or a segment together."""
-        for output, row in rows.items():
-            keys, label, score, prediction, weight = tf.nest.map_structure(np.asarray, row)
-            self._kept[output].add(keys, label, score, prediction, weight if len(weight) else None)
+    def keep(self, rows: Any) -> None:
+        """Keeps the `rows` of batches, for metrics that need examples of several batches together."""
+        for gathered, row in zip(self._gathered, rows):
+            gathered.add(tf.nest.map_structure(np.asarray, row))
 
     def result(self, mode: str, step: int, progress: Callable[[], None] = lambda: None) -> Evaluation:
         """The metrics since the last reset.
 
         Args:
-          progress: called again and again while lists are ranked, which may take long.
+          progress: called again and again while gathered examples are measured, which may take long.
 
         Raises:
           ConfigError: predictions were no probabilities, which loss and metrics need.
         """
         if self._outside is not None and (count := int(self._outside.result())):
             raise objective.outside_error(count, "the evaluation data")
-        kept = {output: each.result(progress) for output, each in self._kept.items()}
-        if self._candidates is not None:
-            kept[""] = self._candidates.result(progress)
-        of_lists = {
-            objective.name_in(output, metric): kept[output]["metrics"][metric.name]
-            for output, metrics in self._program.ranking_metrics.items()
-            for metric in metrics
-        }
-        values = {**self._with_estimated(self.values(), kept), **of_lists}
-        return Evaluation(mode, step, int(self._seen.result()), values, kept)
-
-    def _with_estimated(self, values: dict[str, float | None], kept: Mapping[str, Any]) -> dict[str, float | None]:
-        """The metrics, with the values of the estimates where these are of the same examples: one value for a name."""
-        whole = kept.get("")
-        if whole is None or whole["share_of_users"] < 1:
-            return values
-        for metric in self._metrics.metrics:
-            estimated = whole["metrics"].get(metric.name)
-            if isinstance(metric, _ESTIMATED) and estimated is not None:
-                values[metric.name] = estimated
-        return values
+        values = self.values()
+        recorded: dict[str, Any] = {}
+        for gathered in self._gathered:
+            metrics, more = gathered.result(progress)
+            values |= metrics
+            recorded |= more
+        return Evaluation(mode, step, int(self._seen.result()), values, recorded)
 
     def values(self) -> dict[str, float | None]:
         """The current metrics by name; None for one that is undefined."""
         losses = {metric.name: float(metric.result()) for metric in self._losses.values()}
         return losses | {metric.name: objective.value_of(metric) for metric in self._metrics.metrics}
-
-
-def kept_examples(program: Program, intervals: counters.Intervals | None = None) -> dict[str, KeptExamples]:
-    """By output, '' for the only one, what keeps the examples of metrics that need all of a user or a segment.
-
-    Args:
-      intervals: as in `psrun.recsys.metrics.estimates.estimates`.
-
-    Raises:
-      ConfigError: an output has several predictions for an example.
-    """
-    if program.evaluation_keys is None:
-        return {}
-    of_lists = program.ranking_metrics
-    if program.config.evaluation.candidates is not None:
-        if list(of_lists) != [""]:
-            message = "requires metrics of lists, of a model with one output"
-            raise ConfigError([Problem("evaluation.candidates", message)])
-        return {}
-    by = program.config.evaluation.by
-    spec = program.prediction_spec
-    outputs = spec if isinstance(spec, Mapping) else {"": spec}
-    has_task = by and list(outputs) == [""] and not program.model.has_scores
-    task = task_of(program.source) if has_task else None
-    for name in of_lists:
-        _require_one_value(name, outputs.get(name), of_lists[name][0].name)
-    if by and not of_lists:
-        _require_one_value("", outputs.get(""), "evaluation.by")
-    return {name: KeptExamples(of_lists.get(name, []), task, intervals=intervals) for name in of_lists or [""]}
-
-
-def _require_one_value(output: str, spec: Any, what: str) -> None:
-    shape = getattr(spec, "shape", None)
-    if shape is not None and list(shape[1:]) in ([], [1]):
-        return
-    has = f"output {output!r} has" if output else "the model has"
-    found = "several outputs" if shape is None else f"predictions of shape {shape}"
-    key, whose = ("evaluation.by", "") if what == "evaluation.by" else ("model.metrics", f"{what} ")
-    raise ConfigError([Problem(key, f"{whose}needs one score for each example, but {has} {found}")])

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from psrun.errors import ConfigError, Problem
 from psrun.program.compiled_model import Program
-from psrun.training.evaluation.meters import Evaluation, kept_examples
+from psrun.training.evaluation.meters import Evaluation
 
 
 class Evaluator(Protocol):
@@ -48,13 +48,14 @@ def _check_data(program: Program) -> None:
     if here != there:
         message = f"evaluation examples have the spec {here}, but training examples {there}; make them equal"
         raise ConfigError([Problem("data", message)])
-    _check_groups(program)
-    kept_examples(program)  # raises, also for an evaluator task, before the training
+    _check_gathering(program)
 
 
-def _check_groups(program: Program) -> None:
-    """Raises ConfigError for metrics of lists that the model brings, if the evaluation cannot group examples."""
-    for metrics in program.ranking_metrics.values():
+def _check_gathering(program: Program) -> None:
+    """Raises ConfigError if the evaluation cannot gather examples, also for an evaluator task, before the training."""
+    for metrics in program.gathered_metrics.values():
         refusal = program.config.evaluation.refusal_to_group(metrics[0].name)
         if refusal is not None:
             raise ConfigError([Problem("evaluation", refusal)])
+    for gathering in program.gatherings:
+        gathering.check()

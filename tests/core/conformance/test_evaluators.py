@@ -26,7 +26,6 @@ from psrun.models.model import Model
 from psrun.program.build import build, build_state, start_afresh
 from psrun.program.compiled_model import Program
 from psrun.program.objective import is_undefined
-from psrun.recsys.metrics.ranking import Examples, by_name, mean
 from psrun.training.evaluation import mergeable, modes
 
 pytestmark = pytest.mark.inprocess
@@ -278,57 +277,6 @@ def test_every_evaluation_is_that_of_keras_or_refused(cluster_spec, name):
             results[way] = evaluate()
     assert results == {way: pytest.approx(expected, rel=1e-5, nan_ok=True) for way in results}
     assert len(results) + len(case.refused) == 5
-
-
-class Clicks(Source):
-    """Clicks of users of several countries, in another order than that of the users."""
-
-    def __init__(self) -> None:
-        super().__init__(CASES["weights"])
-        rng = np.random.default_rng(3)
-        features, label, weights = self._examples
-        one = {"user": tf.int64, "country": tf.string, "age": tf.float32}
-        self.features = {**self.features, **{name: Feature((), dtype) for name, dtype in one.items()}}
-        self.user = rng.integers(0, 5, size=NUM_EXAMPLES)
-        self.country = np.array([b"de", b"fr"])[rng.integers(0, 2, size=NUM_EXAMPLES)]
-        more = {"user": self.user, "country": self.country, "age": rng.random(NUM_EXAMPLES).astype(np.float32)}
-        self._examples = ({**features, **more}, label, weights)
-        self.x, self.label, self.weights = features["x"], label[:, 0], weights
-
-
-LISTS = ("ndcg@3", "hit_rate@1", "mrr@5", "gauc")
-
-
-@pytest.mark.parametrize(("way", "num_workers"), [("direct", 1), ("exact", 1), ("exact", 2)])
-def test_metrics_of_lists_and_segments_are_those_of_all_examples_at_once(cluster_spec, way, num_workers):
-    start_afresh(1)
-    run = run_config(
-        "model=dense", "~model.hidden_units", f"model._target_={__name__}.network", "+model.case=weights",
-        f"data.global_batch_size={BATCH}", *SHARDED, f"evaluation={way}", "evaluation.user=user",
-        "evaluation.by=[country,age]", f"model.metrics=[AUC,{','.join(LISTS)}]",
-    )  # fmt: skip
-    source = Clicks()
-    program = build(run, source, strategy.parameter_servers(cluster_spec[num_workers], run.partitioner))
-    build_state(program)
-    assert program.metric_names == ["auc"]  # of lists there are none in training
-    evaluation = modes.make(program).evaluate(0, lambda: None)
-    score = program.network(tf.constant(source.x)).numpy()[:, 0]
-
-    def expected(chosen: np.ndarray) -> dict[str, float | None]:
-        columns = (column[chosen] for column in (source.user, source.label, score, source.weights))
-        examples = Examples(*columns)
-        return {name: mean(*by_name(name).values(examples)) for name in LISTS}
-
-    found = {name: evaluation.metrics[name] for name in LISTS}
-    assert found == pytest.approx(expected(source.user >= 0), abs=1e-6)
-    whole = evaluation.estimates[""]
-    assert whole["metrics"]["auc"] == evaluation.metrics["auc"]
-    assert (whole["examples"], whole["share_of_users"]) == (np.count_nonzero(source.weights), 1)
-    assert all(low <= whole["metrics"][name] <= high for name, (low, high) in whole["intervals"].items())
-    assert [each["column"] for each in whole["segments"]] == ["country"] * 2 + ["age"] * len(whole["segments"][2:])
-    for segment in whole["segments"][:2]:
-        chosen = source.country == segment["value"].encode()
-        assert {name: segment["metrics"][name] for name in LISTS} == pytest.approx(expected(chosen), abs=1e-6)
 
 
 @pytest.mark.parametrize(

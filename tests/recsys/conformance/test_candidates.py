@@ -13,10 +13,11 @@ from psrun.cluster import strategy
 from psrun.cluster.strategy import Distribution
 from psrun.data.source import ArraySource, Feature
 from psrun.errors import ConfigError
+from psrun.metrics.gathered import by_name
 from psrun.program.build import build, build_state, start_afresh
 from psrun.program.compiled_model import Program
 from psrun.recsys import interactions
-from psrun.recsys.metrics.ranking import NDCG, Examples, by_name, mean
+from psrun.recsys.metrics.ranking import NDCG, Examples, mean
 from psrun.recsys.models.in_batch import InBatchSoftmax
 from psrun.training.evaluation import modes
 
@@ -121,7 +122,7 @@ def test_drawn_candidates_are_the_same_for_every_model_and_none_is_of_an_example
     for name in MODELS:
         candidates = ("evaluation.candidates=3", f"evaluation.sampling={sampling}", "cluster=none")
         program = built(None, *MODELS[name], *candidates)
-        ranking = modes.make(program)._meters._candidates
+        ranking = modes.make(program)._meters._gathered[0]._ranking
         assert set(ranking.result()["metrics"]) == {*METRICS, "other"}
         assert all(len({*row}) == 3 for row in ranking._negatives.tolist())
         drawn.append(ranking._negatives)

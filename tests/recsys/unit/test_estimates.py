@@ -7,9 +7,9 @@ import pytest
 
 from psrun.errors import ConfigError
 from psrun.metrics import counters
+from psrun.metrics.gathered import by_name
+from psrun.recsys.kept_examples import KeptExamples
 from psrun.recsys.metrics.estimates import OTHERS, Columns, by_segment, estimates
-from psrun.recsys.metrics.ranking import by_name
-from psrun.training.evaluation.kept_examples import KeptExamples
 
 pytestmark = pytest.mark.tensorflow
 

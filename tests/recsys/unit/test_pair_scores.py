@@ -10,9 +10,10 @@ import pytest
 import tensorflow as tf
 
 from psrun.data.source import ArraySource, Feature
+from psrun.metrics.gathered import by_name
 from psrun.recsys import candidates, pair_scores
 from psrun.recsys.candidates import CandidateRanking
-from psrun.recsys.metrics.ranking import Examples, by_name, mean
+from psrun.recsys.metrics.ranking import Examples, mean
 from psrun.recsys.pair_scores import ItemVectors
 
 pytestmark = pytest.mark.tensorflow

@@ -8,10 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 from psrun.config import advice
-from psrun.config.run_config import RunConfig
 from psrun.data.source import Feature
 from psrun.errors import ConfigError, Problem
-from psrun.recsys.metrics.ranking import RankingMetric
 
 USER = "evaluation.user"
 ITEM = "evaluation.item"
@@ -50,24 +48,6 @@ class EvaluationKeys:
         if self._user is not None:
             keys["user"] = tf.strings.to_hash_bucket_fast(_texts(features[self._user]), _HASHES)
         return keys
-
-
-def make(
-    run: RunConfig, by_output: Mapping[str, list[RankingMetric]], features: Mapping[str, Feature]
-) -> EvaluationKeys | None:
-    """The keys that the metrics of a run need; None if they need none.
-
-    Raises:
-      ConfigError: a metric of lists has no users, or the data lacks a feature.
-    """
-    evaluation = run.evaluation
-    of_lists = [metric.name for metrics in by_output.values() for metric in metrics]
-    if evaluation.candidates is not None or (not of_lists and not evaluation.by):
-        return None
-    if of_lists and evaluation.user is None:
-        message = f"is required for {of_lists[0]}, a metric of lists by user; set it to the feature with the users"
-        raise ConfigError([Problem(USER, message)])
-    return EvaluationKeys(features, evaluation.user, evaluation.by)
 
 
 def problems(key: str, name: str, features: Mapping[str, Feature]) -> Iterator[Problem]:
