@@ -176,7 +176,7 @@ def output(key: str) -> str | None:
 
 def without_part(key: str) -> Problem:
     """The problem of a key that no part reads."""
-    return Problem(key, f"needs a part that is not installed.{missing()}".removesuffix("."))
+    return Problem(key, f"needs another part of psrun.{missing()}".removesuffix("."))
 
 
 def name_of_today(target: str) -> str:
