@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from psrun.config import schema
@@ -16,11 +16,10 @@ HELP = f"its folder, its name, or the end of its folder's name below {RUNS}/"
 _SHOWN = 5  # candidates in a message
 
 
-def walk(root: str, *, known: Container[str] = (), levels: int = LEVELS) -> Iterator[tuple[str, bool]]:
+def walk(root: str, *, levels: int = LEVELS) -> Iterator[tuple[str, bool]]:
     """The folders of runs and sweeps in and below `root`, and whether each is a sweep; a sweep before its jobs.
 
-    Args:
-      known: folders that are taken for runs without a look into them. So is one below `root` that cannot be read.
+    A folder below `root` that cannot be read is taken for a run.
     """
     inner = entries(root)
     names = {entry.name for entry in inner or ()}
@@ -32,12 +31,8 @@ def walk(root: str, *, known: Container[str] = (), levels: int = LEVELS) -> Iter
     if not levels:
         return
     for entry in inner or ():
-        if entry.name.startswith("."):
-            continue
-        if entry.path in known:
-            yield entry.path, False
-        elif entry.is_dir(follow_symlinks=False):
-            yield from walk(entry.path, known=known, levels=levels - 1)
+        if not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False):
+            yield from walk(entry.path, levels=levels - 1)
 
 
 def entries(folder: str) -> list[os.DirEntry[str]] | None:

@@ -22,7 +22,7 @@ from psrun.engines import submitted
 from psrun.errors import ConfigError, ExitCode, PsrunError
 from psrun.results import found, reading, recorded_config, run_state
 from psrun.results.run_state import SWEEP, holds_run
-from psrun.runs.listing import index
+from psrun.runs.listing import entries
 from psrun.runs.listing.entries import Entry, size_bytes
 from psrun.runs.sweeps.sweep import Sweep
 from psrun.runs.sweeps.sweep_state import SweepReader
@@ -229,26 +229,31 @@ class _References:
         runs = found.RUNS.resolve()
         beside = {folder.parent.resolve() for folder in removed}
         roots = {folder for folder in beside if folder != runs and runs not in folder.parents}
-        self._entries: list[Entry] = []
+        self._named: list[tuple[Entry, str, str]] = []
         for root in (runs, *roots):
-            listing = index.read(root, writes=root == runs)  # the others may be any folders
-            self._entries += [*listing.runs, *(job for sweep in listing.sweeps for job in sweep.jobs)]
+            self._named += _texts(entries.below(root).all_runs)
 
     def of(self, folder: Path) -> str:
         """The run that refers to one in `folder`, as a reason to keep it; empty if there is none."""
         target = os.path.realpath(folder)
-        for entry in self._entries:
-            # The text of a whole entry is parsed only if it may name the folder.
-            if folder.name not in entry.text or self._is_removed(os.path.realpath(entry.path)):
+        for entry, key, value in self._named:
+            if not _is_inside(value, target, entry.path) or self._is_removed(os.path.realpath(entry.path)):
                 continue
-            for key, value in entry.everything.items():
-                named = key not in ("name", "run.name") and isinstance(value, str)
-                if named and _is_inside(value, target, entry.path):
-                    return f"is needed by {found.shown(Path(entry.path))}, whose {key} is {value}"
+            return f"is needed by {found.shown(Path(entry.path))}, whose {key} is {value}"
         return ""
 
     def _is_removed(self, path: str) -> bool:
         return any(path == removed or path.startswith(removed + os.sep) for removed in self._removed)
+
+
+def _texts(runs: Sequence[Entry]) -> list[tuple[Entry, str, str]]:
+    """Each value of each run that may be the path of another run: the run, the key, and the value."""
+    texts = []
+    for entry in runs:
+        for key, value in entry.everything.items():
+            if isinstance(value, str) and key not in ("name", "run.name"):
+                texts.append((entry, key, value))
+    return texts
 
 
 def _is_inside(value: str, target: str, run: str) -> bool:

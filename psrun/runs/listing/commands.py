@@ -18,7 +18,7 @@ from rich.status import Status
 from psrun.errors import ExitCode
 from psrun.results import found
 from psrun.results.run_state import existing, natural, require_readable
-from psrun.runs.listing import entries, index
+from psrun.runs.listing import entries
 from psrun.runs.listing.entries import Entry, SweepEntry
 from psrun.runs.report import rows
 from psrun.runs.report.commands import add_filters, joined
@@ -86,7 +86,7 @@ class _Line:
 
     @property
     def quick(self) -> Row:
-        """The values that the index has at hand."""
+        """The values that are at hand; all others are computed for each run."""
         return {**self.row["metrics"], **self.row}
 
     @property
@@ -103,9 +103,9 @@ def _lines(roots: Sequence[Path], *, with_jobs: bool) -> list[_Line]:
 
             def on_read(number: int, root: Path = root, status: Status = status) -> None:
                 if number % _SHOW_EVERY == 0:
-                    status.update(f"reading {root}: {number} new or changed runs")
+                    status.update(f"reading {root}: {number} runs")
 
-            listing = index.read(root, on_read)
+            listing = entries.below(root, on_read)
         shown: list[tuple[Entry | SweepEntry, bool]] = [(each, False) for each in listing.runs]
         shown += [(each, False) for each in listing.sweeps]
         shown += [(job, True) for sweep in listing.sweeps for job in sweep.jobs if with_jobs]

@@ -1,25 +1,32 @@
-"""What `psrun list` shows of a run or a sweep, as a row: see `psrun.runs.report.rows`."""
+"""The runs and sweeps below a folder, and what `psrun list` shows of each, as a row: see `psrun.runs.report.rows`."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
-from psrun.results import found, reading, run_name
-from psrun.results.run_folder import OVER, RESULT
+import yaml
+
+from psrun.results import found, reading, run_name, run_state
+from psrun.results.run_folder import CONFIG, RESULT, flat
 from psrun.results.run_state import UNKNOWN, printable
 from psrun.runs.report import rows, runs
 from psrun.runs.report.rows import Row
-from psrun.runs.report.runs import Run
+from psrun.runs.report.runs import LOADER, Run
 from psrun.runs.sweeps.sweep import DEFAULT_METRICS, RECORD, Job, Sweep
 from psrun.runs.sweeps.sweep_state import SweepReader, SweepState, ranking_of
 
+# The parts of config.yaml, as psrun writes it, that say where a run is and by which metric it is judged.
+_SECTIONS = re.compile(r"^(?:cluster|sweep|early_stopping|reduce_lr):.*\n?(?:[ #].*\n?|\n)*", re.MULTILINE)
 _CHOSEN = ("sweep.metric", "early_stopping.metric", "reduce_lr.metric")  # keys that name the metric of a run
 
 
@@ -29,20 +36,21 @@ class Entry:
 
     Attributes:
       path: the folder.
-      row: what the list shows, with `started_s` (as of `time.time`) in place of the age.
-      text: all values of the run by column, as `rows.row` has them, as JSON.
-      is_lasting: whether the run is over, so that both hold until one of its files changes.
+      row: what the list shows, with `started_s` (a time as `time.time` gives it) in place of the age.
     """
 
     path: str
     row: Row
-    text: str
-    is_lasting: bool
 
     @cached_property
     def everything(self) -> Row:
-        """The values of `text` and of `row`."""
-        return {**json.loads(self.text), **_flat(self.row)}
+        """All values of the run by column, as `rows.row` has them, and those of `row`."""
+        path = Path(self.path)
+        values = rows.row(runs.read(path, path.name))
+        for name in ("run", "folder", *self.row, *self.row["metrics"]):
+            values.pop(name, None)
+        plain = json.loads(json.dumps(values, default=str))  # YAML has dates, JSON has not
+        return {**plain, **_flat(self.row)}
 
 
 @dataclass(frozen=True)
@@ -64,24 +72,83 @@ class SweepEntry:
         return {**common, **_flat(self.row)}
 
 
+@dataclass
+class Listing:
+    """The runs and sweeps below a folder at one moment, in the order of their folders.
+
+    Attributes:
+      runs: those that belong to no sweep.
+    """
+
+    runs: list[Entry]
+    sweeps: list[SweepEntry]
+
+    @property
+    def all_runs(self) -> list[Entry]:
+        """All runs, with the jobs of sweeps."""
+        every = list(self.runs)
+        for sweep in self.sweeps:
+            every += sweep.jobs
+        return every
+
+
+def below(root: Path, on_read: Callable[[int], None] = lambda number: None) -> Listing:
+    """The runs and sweeps in and below `root`.
+
+    Args:
+      on_read: called for each run folder, with the number of those before.
+    """
+    alone: list[Entry] = []
+    jobs: dict[str, list[Entry]] = {}
+    sweep = None
+    num_read = 0
+    for path, is_sweep in found.walk(str(root)):
+        if sweep is not None and not path.startswith(sweep + os.sep):
+            sweep = None
+        if is_sweep:
+            sweep = path
+            jobs[path] = []
+            continue
+        on_read(num_read)
+        num_read += 1
+        entry = of_run(path)
+        if not os.path.isdir(path):  # it was removed meanwhile
+            continue
+        if sweep is None:
+            alone.append(entry)
+        else:
+            jobs[sweep].append(entry)
+    return Listing(alone, [of_sweep(path, inside) for path, inside in jobs.items()])
+
+
 def of_run(folder: str) -> Entry:
     """The entry of a run folder, as its files are now."""
-    run = runs.read(Path(folder), Path(folder).name)
-    state = run.state
-    everything = rows.row(run)
+    path = Path(folder)
+    state = run_state.look(path)
+    run = Run(state, path.name, _config(path), problem="")
     metrics = rows.metrics(run)
     metric = _metric(run, metrics)
     row: Row = {
-        "name": run.called, "status": everything["status"],
+        "name": run.called, "status": state.outcome,
         "metric": metric, "value": None if metric is None else metrics[metric], "metrics": metrics,
         "started_s": reading.number(run.result.get("started_s")) or state.written_s or reading.changed_s(run.path),
         "size": size_bytes(folder), "engine": _engine(run), "where": _where(run),
         "written_s": state.written_s,
     }  # fmt: skip
-    lasting = state.status in OVER and state.ended and not state.problem
-    skipped = ("run", "folder", *row, *metrics)  # a folder may be moved
-    others = {key: value for key, value in everything.items() if key not in skipped}
-    return Entry(folder, row, json.dumps(others, default=str), lasting)
+    return Entry(folder, row)
+
+
+def _config(path: Path) -> Mapping[str, Any]:
+    """The keys of the configuration that the list needs, by dotted key; a whole file takes longer than all the rest."""
+    try:
+        text = (path / CONFIG).read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        text = ""
+    sections = _SECTIONS.findall(text)
+    if "cluster:" in {section.partition("\n")[0].rstrip() for section in sections}:
+        with contextlib.suppress(yaml.YAMLError):
+            return flat(reading.mapping(yaml.load("".join(sections), Loader=LOADER)))
+    return runs.read(path, path.name).config  # a person wrote it, or the run did not
 
 
 def of_sweep(folder: str, inside: Sequence[Entry]) -> SweepEntry:

@@ -20,7 +20,7 @@ from psrun.results.reading import loaded, mapping
 from psrun.results.run_folder import CONFIG, RESULT, flat
 from psrun.results.run_state import LEVELS, QUIET_S, RunState, below, existing, natural, printable
 
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the one in C is twenty times as fast
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the one in C is twenty times as fast
 
 _RESULTS = ("epoch", "evaluation", "staleness")
 
@@ -150,7 +150,7 @@ def _by_key(overrides: Sequence[str]) -> dict[str, str]:
 
 def _yaml(text: str) -> Any:
     try:
-        return yaml.load(text, Loader=_LOADER)
+        return yaml.load(text, Loader=LOADER)
     except yaml.YAMLError as error:
         raise ValueError(str(error)) from error
 

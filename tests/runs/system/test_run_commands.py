@@ -15,8 +15,6 @@ from fault_injection import MOSTLY_WAITING
 from recorded_runs import a_run
 from support import environment, many_epochs
 
-from psrun.runs.listing import index
-
 EPOCH = 20  # steps
 LONG = [
     "data.num_train_examples=500", "data.num_eval_examples=100", "evaluation=none", many_epochs(EPOCH),
@@ -86,7 +84,7 @@ def test_a_run_is_followed_and_stopped_by_its_name(start, tmp_path):
     assert resumed.returncode == 0, resumed.stderr
     assert "name: first try" in resumed.stdout
     assert psrun("rm", "first try", "--yes", folder=run.root).returncode == 0
-    assert os.listdir(run.root / "runs") == [".psrun-index"]
+    assert os.listdir(run.root / "runs") == []
 
 
 @pytest.mark.cluster
@@ -153,10 +151,7 @@ def test_two_people_use_one_folder_at_once(tmp_path):
         _, said = each.communicate(timeout=ENDS_WITHIN_S)
         assert (each.returncode, said) == (0, "")
     left = {f"{name}-{turn}" for name in ("ann", "bob") for turn in range(1, turns, 2)}
-    assert {path.name for path in (tmp_path / "runs").iterdir()} == {"both", *left, ".psrun-index"}
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == {"both", *left}
     listed = rows(tmp_path)
     assert set(listed) == {"both", *left}
     assert Counter(row["status"] for row in listed.values()) == {"completed": len(left) + 1}
-    (tmp_path / "runs" / index.FILE).unlink()
-    anew = rows(tmp_path)
-    assert [{**row, "age_s": 0} for row in anew.values()] == [{**row, "age_s": 0} for row in listed.values()]

@@ -1,4 +1,4 @@
-"""`psrun list`: the rows of runs and sweeps, and the index, which may be lost, damaged or out of date."""
+"""`psrun list`: the rows of runs and sweeps."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 from recorded_runs import a_recorded_sweep, a_run
-from support import environment, flipped, truncated
+from support import environment
 
 from psrun.results import run_name
-from psrun.runs.listing import entries, index
+from psrun.runs.listing import entries
 from psrun.runs.listing.commands import age
 from psrun.runs.listing.commands import main as list_runs
 from psrun.runs.report.commands import main as report
@@ -38,13 +39,6 @@ def listed(capfd, *arguments: str) -> list[dict]:
 
 def names(rows: list[dict]) -> list[str]:
     return [row["run"] for row in rows]
-
-
-def num_read(root: Path) -> int:
-    """How many run folders a listing reads."""
-    numbers: list[int] = []
-    index.read(root, numbers.append)
-    return len(numbers)
 
 
 def test_rows_of_runs_and_sweeps(runs, capfd):
@@ -82,7 +76,6 @@ def test_a_folder_that_cannot_be_read_hides_no_other(runs, arguments):
     """As a person without the rights of root, who shares the folder with others."""
     capabilities = "-dac_override,-dac_read_search"
     drop = ["setpriv", f"--bounding-set={capabilities}", f"--inh-caps={capabilities}"] if os.getuid() == 0 else []
-    index.read(runs)
     shutil.copytree(runs / "C", runs / "group" / "x")
     closed = [runs / "A", runs / "group"]
     for folder in closed:
@@ -142,44 +135,13 @@ def test_the_name_of_a_run(runs, capfd):
     assert "baseline" in shown
 
 
-def test_a_run_is_read_again_only_where_it_has_changed(runs, capfd):
-    before = listed(capfd)
-    assert num_read(runs) == 1  # job 2 of the sweep, which has not started
-    with (runs / "A" / "metrics.jsonl").open("a") as file:
-        file.write("\n")
-    assert num_read(runs) == 2
-    run_name.write(runs / "B", "seen")
-    assert [row["name"] for row in listed(capfd) if row["run"] == "B"] == ["seen"]
-    shutil.rmtree(runs / "C")
-    assert names(listed(capfd)) == [name for name in names(before) if name != "C"]
-    running = {"status": "running", "process": None}
-    a_run(runs / "D", **running)
-    assert num_read(runs) == num_read(runs) == 2  # what runs is read each time
-    moved = runs.rename(runs.with_name("elsewhere"))
-    assert num_read(moved) == 2
-    rows = listed(capfd, str(moved))
-    assert rows[0]["folder"] == str(moved / "A")
-
-
-@pytest.mark.parametrize("fault", ["removed", "truncated", "flipped", "empty", "no file", "another version"])
-def test_a_lost_or_damaged_index_is_made_anew(runs, capfd, fault):
-    def stable(rows: list[dict]) -> list[dict]:
-        return [{key: value for key, value in row.items() if key != "age_s"} for row in rows]
-
-    before = listed(capfd, "--jobs", "--sort", "num_workers")
-    file = runs / ".psrun-index"
-    if fault in ("removed", "no file"):
-        file.unlink()
-    if fault == "no file":  # nothing can be written there, as on a read-only disk
-        file.mkdir()
-    if fault == "empty":
-        file.write_text("")
-    if fault == "another version":
-        file.write_text(file.read_text().replace('"version": 1', '"version": 0', 1))
-    if fault in ("truncated", "flipped"):
-        {"truncated": truncated, "flipped": flipped}[fault](file)
-    assert stable(listed(capfd, "--jobs", "--sort", "num_workers")) == stable(before)
-    assert num_read(runs) == (6 if fault == "no file" else 1)
+def test_the_metric_is_the_one_that_the_configuration_names(tmp_path, capfd):
+    configured = OmegaConf.to_yaml({"cluster": {"kind": "ray", "address": "a:1"}, "reduce_lr": {"metric": "val_auc"}})
+    by_hand = '{"cluster": {"kind": "ray", "address": "a:1"}, "reduce_lr": {"metric": "val_auc"}}'
+    for name, text in {"written": configured, "by-hand": by_hand, "commented": f"# note\n{configured}# note\n"}.items():
+        (a_run(tmp_path / name) / "config.yaml").write_text(text)
+    for row in listed(capfd, str(tmp_path)):
+        assert (row["metric"], row["engine"], row["where"]) == ("val_auc", "ray", "a:1")
 
 
 def test_folders_without_runs(tmp_path, monkeypatch, capfd):
@@ -188,7 +150,6 @@ def test_folders_without_runs(tmp_path, monkeypatch, capfd):
     assert capfd.readouterr().out == "no runs below runs\n"
     a_run(tmp_path / "one")
     assert names(listed(capfd, "one")) == ["one"]
-    assert not (tmp_path / "one" / ".psrun-index").exists()
 
 
 def test_ages():

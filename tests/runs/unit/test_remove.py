@@ -55,7 +55,7 @@ def test_a_run_and_a_sweep_are_removed_and_the_rest_stays(runs, capsys):
     assert main(["A", "--yes"]) == 0
     assert f"{size / 1000:.1f} kB freed" in capsys.readouterr().out
     assert main(["S", "--yes"]) == 0
-    assert sorted(os.listdir(runs)) == [".psrun-index", "B"]
+    assert sorted(os.listdir(runs)) == ["B"]
 
 
 def test_only_the_best_job_of_a_sweep_is_kept(runs):
@@ -65,6 +65,12 @@ def test_only_the_best_job_of_a_sweep_is_kept(runs):
     state = SweepReader(runs / "S").look()
     assert [(job.number, job.status) for job in state.jobs] == [(1, "completed")]
     refused("A", "--keep-best", because="A is a single run")
+
+
+def test_a_needed_run_whose_name_is_not_ascii_is_not_removed(runs):
+    (runs / "A").rename(runs / "é")
+    refer(runs / "B", "evaluation.checkpoint_dir", "runs/é/checkpoints")
+    refused("é", because="is needed by runs/B")
 
 
 def test_what_runs_is_not_removed(runs):
@@ -123,7 +129,7 @@ def test_an_interrupted_removal_leaves_no_half_run(runs, monkeypatch):
     assert (runs / left / "run.json").exists()
     refused("A", because="there is no folder A")
     main(["B", "--yes"])
-    assert sorted(os.listdir(runs)) == [".psrun-index", "S"]
+    assert sorted(os.listdir(runs)) == ["S"]
 
 
 def interrupted(path: object) -> None:
@@ -153,7 +159,7 @@ def test_links_that_lead_nowhere_or_into_a_sweep_and_links_beside_folders(runs, 
     (runs / "of B").symlink_to("B")
     assert main(["runs/nowhere", "runs/of B", "runs/B", "runs/S", "--yes"]) == 0
     assert "removed 2 folders and 2 links" in capsys.readouterr().out
-    assert sorted(os.listdir(runs)) == [".psrun-index", "A"]
+    assert sorted(os.listdir(runs)) == ["A"]
     assert (kept / "config.yaml").exists()
 
 
