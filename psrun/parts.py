@@ -36,6 +36,10 @@ class Part:
         returns an `ExitCode`.
       choices: by group and `kind`, the dataclass of a choice, derived from one of `psrun.config.choices.BASES`.
       models: the class of an adapter for models of another library: `psrun.program.adapters.Adapter`.
+      settings: by the `kind` of a cluster, which is also the name of a node at the root of the configuration, the
+        dataclass of this node: how the engine runs the tasks, and no part of the experiment.
+      run_view: the class of a view that follows a run until it has ended, for an engine that has submitted the run; see
+        `psrun.runs.watch.run.RunView`.
       conf: the package with the YAML files of its choices, in folders as in psrun's conf/; empty if they are there. A
         file with the name of one of psrun's is not used.
       metrics: by name, the class of a `psrun.metrics.gathered.GatheredMetric`, called without arguments. 'ndcg@K' means
@@ -52,6 +56,8 @@ class Part:
     commands: Mapping[str, str] = field(default_factory=dict)
     choices: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     models: str = ""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    run_view: str = ""
     conf: str = ""
     metrics: Mapping[str, str] = field(default_factory=dict)
     gathering: str = ""
@@ -177,6 +183,31 @@ def output(key: str) -> str | None:
 def without_part(key: str) -> Problem:
     """The problem of a key that no part reads."""
     return Problem(key, f"needs another part of psrun.{missing()}".removesuffix("."))
+
+
+def settings(kind: str) -> type | None:
+    """The dataclass of the settings of an engine; None if there is no such engine, or if it has none."""
+    for part in every():
+        if kind in part.settings:
+            found: type = load(part.settings[kind])
+            return found
+    return None
+
+
+def engines_with_settings() -> list[str]:
+    """The kinds of clusters whose engine has settings."""
+    names: list[str] = []
+    for part in every():
+        names += part.settings
+    return names
+
+
+def run_view() -> Any:
+    """The class of a view that follows a run; None if no part offers one."""
+    for part in every():
+        if part.run_view:
+            return load(part.run_view)
+    return None
 
 
 def name_of_today(target: str) -> str:

@@ -21,11 +21,10 @@ from rich.markup import escape
 from psrun import files, parts
 from psrun.cli import commands, resume
 from psrun.cli.hydra_context import hydra_context
-from psrun.config import advice, compose, groups, overrides, parse, resolvers, targets
+from psrun.config import advice, choices, compose, groups, overrides, parse, resolvers, targets
 from psrun.config import arguments as arguments_of_a_run
 from psrun.config.arguments import folder_of, key_of, unquoted
 from psrun.config.schema import did_you_mean
-from psrun.engines.slurm import allocation
 from psrun.errors import ConfigError, ExitCode, Problem, PsrunError
 from psrun.results import recorded_config
 from psrun.results.run_folder import HYDRA, RunFolder, cannot_be_made
@@ -201,8 +200,9 @@ def _run_folder(arguments: list[str], error: OSError) -> Path:
 
 
 def _run_name(cluster: str, otherwise: str) -> str:
-    """The folder name of a new run. A requeued Slurm job finds its run by the name."""
-    return (allocation.run_name(os.environ) if cluster == "slurm" else None) or otherwise
+    """The folder name of a new run. An engine that starts the command again finds the run by the name."""
+    name = choices.cluster_of_kind(cluster).run_name(os.environ)
+    return otherwise if name is None else name
 
 
 def _run(config: DictConfig, command_line: list[str], started_s: float) -> ExitCode:

@@ -97,8 +97,7 @@ def load(raw: Mapping[str, Any], *, elsewhere: bool = False) -> RunConfig:
         placeholder = {"global_batch_size": 1, "batch_size_per_replica": None}  # to check the other keys, too
         raw = {**raw, "data": {**raw["data"], **placeholder}}
         problems += error.problems
-    valid_keys = {*GROUPS, *TOP, *choices.SUBMISSIONS}
-    problems += [_unknown(name, value, valid_keys, raw) for name, value in raw.items() if name not in valid_keys]
+    problems += _unknown_keys(raw)
     one = [group for group in KINDS if group not in groups.SEVERAL_CHOICES]
     read: dict[str, Any] = {group: _read_kind(raw.get(group), group, group, problems) for group in one}
     read["trackers"] = _read_trackers(raw.get("tracker"), problems)
@@ -127,6 +126,32 @@ def load(raw: Mapping[str, Any], *, elsewhere: bool = False) -> RunConfig:
     if problems:
         raise ConfigError(problems)
     return config
+
+
+def _unknown_keys(raw: Mapping[str, Any]) -> list[Problem]:
+    """The problems with keys at the root that neither psrun nor an engine has."""
+    kind = _kind_of_the_cluster(raw)
+    names = []
+    for name in _others(raw):
+        # The settings of an engine that is not here: the problem with the cluster says so.
+        is_of_missing_engine = name == kind and choices.of_kind("cluster", name) is None
+        if not is_of_missing_engine and parts.settings(name) is None:
+            names.append(name)
+    if not names:
+        return []
+    valid_keys = {*GROUPS, *TOP, *parts.engines_with_settings()}
+    return [_unknown(name, raw[name], valid_keys, raw) for name in names]
+
+
+def _others(raw: Mapping[str, Any]) -> list[str]:
+    """The keys at the root that are not the core's."""
+    return [name for name in raw if name not in GROUPS and name not in TOP]
+
+
+def _kind_of_the_cluster(raw: Mapping[str, Any]) -> str | None:
+    cluster = raw.get("cluster")
+    kind = cluster.get("kind") if isinstance(cluster, Mapping) else None
+    return kind if isinstance(kind, str) else None
 
 
 def _unknown(name: str, value: Any, valid_keys: set[str], raw: Mapping[str, Any]) -> Problem:
@@ -300,19 +325,21 @@ def _read_hook(node: Any, key: str, problems: list[Problem]) -> choices.Hook | N
 
 
 def _read_submission(raw: Mapping[str, Any], problems: list[Problem]) -> Any:
-    """The settings of the engine; only those of the engine of the cluster are allowed."""
-    cluster = raw.get("cluster")
-    kind = cluster.get("kind") if isinstance(cluster, Mapping) else None
-    for name in choices.SUBMISSIONS:
-        if name in raw and name != kind:
+    """The settings of the engine; only the engine of the cluster may have some."""
+    kind = _kind_of_the_cluster(raw)
+    for name in _others(raw):
+        if name != kind and parts.settings(name) is not None:
             problems.append(Problem(name, f"requires cluster={name}; got cluster={kind}: remove it"))
-    if not isinstance(kind, str) or kind not in choices.SUBMISSIONS:
+    if kind is None or kind in KINDS["cluster"]:
+        return None
+    settings = parts.settings(kind)
+    if settings is None:
         return None
     node = raw.get(kind)
     if not isinstance(node, Mapping):
         problems.append(Problem(kind, f"is {node!r}, must be a mapping of settings; choose cluster={kind}"))
         return None
-    return schema.read(choices.SUBMISSIONS[kind], node, key=kind, problems=problems)
+    return schema.read(settings, node, key=kind, problems=problems)
 
 
 def _read_data(node: Any, cluster: Any, problems: list[Problem], *, elsewhere: bool) -> Data | None:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from psrun import files, parts
-from psrun.config import choices, consistency_rules, keras_callbacks, schema, topology
+from psrun.config import choices, consistency_rules, keras_callbacks, schema
 from psrun.config.run_config import OF_A_RUN, RunConfig
 from psrun.errors import Problem
 
@@ -50,24 +50,8 @@ def _of_the_name(config: RunConfig) -> Iterator[Problem]:
         yield Problem("run.name", f"is {name!r}, must be {allowed}")
 
 
-def _of_the_cluster(config: RunConfig) -> Iterator[Problem]:
-    cluster = config.cluster
-    if isinstance(cluster, choices.Slurm) and isinstance(config.submission, choices.SlurmJob):
-        warn_s = config.submission.warn_s
-        save_s = cluster.restart.stop_timeout_s
-        if warn_s <= save_s:
-            message = f"is {warn_s}, must be greater than cluster.restart.stop_timeout_s={save_s:g}, the time to save"
-            yield Problem("slurm.warn_s", message)
-    if not isinstance(cluster, choices.Ray) or cluster.address is None:
-        return
-    if cluster.address != "auto" and not topology.is_address(cluster.address):
-        clients = "; a ray:// client may be on another network" if cluster.address.startswith("ray:") else ""
-        message = f"is {cluster.address!r}, must be auto, HOST:PORT of the head node, or null{clients}"
-        yield Problem("cluster.address", message)
-    if cluster.isolate is True:
-        where = f"cluster.address={cluster.address}"
-        message = f"true makes the servers unreachable from the nodes of {where}; set it to auto"
-        yield Problem("cluster.isolate", message)
+def _of_the_cluster(config: RunConfig) -> list[Problem]:
+    return config.cluster.problems(config)
 
 
 def _of_data(config: RunConfig) -> Iterator[Problem]:
@@ -160,6 +144,15 @@ def _of_checkpoints(config: RunConfig) -> Iterator[Problem]:
             yield Problem(f"trainer.callbacks[{index}]", f"{message} checkpoint.best_metric=... instead")
 
 
+def _with_server_processes() -> str:
+    """The kinds of clusters whose parameter servers and workers are processes, as text."""
+    names = []
+    for kind in choices.kinds("cluster"):
+        if choices.cluster_of_kind(kind).has_server_processes:
+            names.append(kind)
+    return f"{', '.join(names[:-1])} or {names[-1]}"
+
+
 def _of_the_sidecar(config: RunConfig) -> Iterator[Problem]:
     """Problems of evaluation by the evaluator task."""
     evaluation = config.sidecar
@@ -171,7 +164,7 @@ def _of_the_sidecar(config: RunConfig) -> Iterator[Problem]:
     aside = evaluation.sets_worker_aside
     if not config.cluster.has_server_processes:
         needs = "requires workers in separate processes" if aside else "requires an evaluator task"
-        message = f"'{evaluation.kind}' {needs}; choose cluster=local, kubernetes, ray, slurm, tf_config or static"
+        message = f"'{evaluation.kind}' {needs}; choose cluster={_with_server_processes()}"
         yield Problem("evaluation", message)
     elif aside and config.cluster.num_workers == 1:
         message = f"is 1, must be at least 2: one worker of '{evaluation.kind}' only evaluates"

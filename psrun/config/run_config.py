@@ -211,7 +211,7 @@ class RunConfig:
 
     Attributes:
       trackers: by the name of their file in conf/tracker/, below which they have their keys.
-      submission: the settings of the engine; None without one.
+      submission: the settings of the engine, of a dataclass in `psrun.parts.Part.settings`; None without any.
       resume: the folder of the run to resume, or to restore a checkpoint from; None for a new run.
       restore: the checkpoint to export or to predict with: 'latest', 'best' or a step.
       learning_rate_falls: whether the learning rate falls to 0 over the epochs, as the data recommends.
@@ -228,7 +228,7 @@ class RunConfig:
     evaluation: choices.EvaluationChoice
     checkpoint: choices.Checkpoints
     trackers: Mapping[str, choices.TrackerChoice]
-    submission: choices.Submission | None
+    submission: object
     task: TaskKeys
     export: ExportKeys
     predict: PredictKeys

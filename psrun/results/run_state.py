@@ -18,11 +18,11 @@ from typing import Any
 import psutil
 
 from psrun import process
+from psrun.config import choices
 from psrun.config.arguments import quoted
 from psrun.config.topology import CHIEF, Task
-from psrun.engines import submitted
 from psrun.errors import ConfigError
-from psrun.results import reading, summary, task_files
+from psrun.results import reading, submitted_run, summary, task_files
 from psrun.results.events import Event, Progress
 from psrun.results.journal import METRICS, EventReader, event_of
 from psrun.results.run_folder import CONFIG, OVER, RESULT
@@ -54,7 +54,7 @@ def below(folder: Path, levels: int = LEVELS) -> Iterator[Path]:
 
 def holds_run(names: Set[str]) -> bool:
     """Whether a folder with entries of these names is a run folder."""
-    return not names.isdisjoint((RESULT, METRICS, submitted.FILE)) or {CONFIG, ".hydra"} <= names
+    return not names.isdisjoint((RESULT, METRICS, submitted_run.FILE)) or {CONFIG, ".hydra"} <= names
 
 
 def existing(folder: Path) -> Path:
@@ -174,12 +174,9 @@ class RunState:
 
     @property
     def resume_command(self) -> str:
-        """The command that resumes the run; with Slurm it submits a new job, on Kubernetes the same objects."""
-        engine = reading.mapping(self.result.get("cluster")).get("topology")
-        if engine == "kubernetes":  # its folder has another path in the pods
-            again = [each for each in self.overrides if not each.startswith("cluster=")]
-            return f"psrun submit kubernetes {shlex.join(again)} | kubectl apply -f -"
-        return f"psrun {'submit slurm ' if engine == 'slurm' else ''}{resume_argument(self.path)}"
+        """The command that resumes the run on its engine."""
+        kind = reading.mapping(self.result.get("cluster")).get("topology")
+        return choices.cluster_of_kind(kind).resume_command(resume_argument(self.path), self.overrides)
 
     @property
     def overrides(self) -> list[str]:
@@ -199,7 +196,7 @@ def look(path: Path, *, supervised: bool = False) -> RunState:
         with contextlib.suppress(OSError):
             result = summary.of_events(EventReader(path / METRICS).read())
     if not result and not os.path.exists(path / RESULT):
-        result = submitted.result(path)
+        result = submitted_run.result(path)
     beats = task_files.beats(path)
     written_s = _written_s(path)
     over = result.get("status") in OVER

@@ -23,8 +23,6 @@ from psrun.cluster import isolation
 from psrun.config import choices, parse, targets
 from psrun.config.run_config import RunConfig
 from psrun.config.topology import CHIEF
-from psrun.engines.slurm import allocation
-from psrun.engines.slurm.allocation import EXIT_SIGNAL
 from psrun.errors import CANNOT_GROW, ConfigError, ExitCode, Interrupted, PsrunError, RunFolderError
 from psrun.process import Stop
 from psrun.results import reading, run_name, run_state, task_files
@@ -220,8 +218,8 @@ def _watch_signals(stop: Stop, run: RunConfig, folder: RunFolder, me: Identity, 
     if me.owns_folder:
         stop.record = lambda interrupted: folder.record_at_once("ended", **_outcome(interrupted, me.name, started_s))
     stop.install()
-    if isinstance(run.cluster, choices.Slurm) and process.SUPERVISOR_PID in os.environ:
-        stop.heed(EXIT_SIGNAL)
+    if run.cluster.exit_signal is not None and process.SUPERVISOR_PID in os.environ:
+        stop.heed(run.cluster.exit_signal)
 
 
 def _place(run: RunConfig, me: Identity, path: Path) -> Path:
@@ -270,10 +268,9 @@ def _begun(folder: RunFolder, raw: Mapping[str, Any], overrides: list[str], star
 
 
 def _process_of(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """The identity of this process, with the Slurm job that runs its tasks."""
-    on_slurm = reading.mapping(raw.get("cluster")).get("kind") == "slurm" and allocation.JOB_ID in os.environ
-    job = {"slurm_job": os.environ[allocation.JOB_ID]} if on_slurm else {}
-    return {**process.this_process(), **job}
+    """The identity of this process, with the engine's job that runs its tasks."""
+    kind = reading.mapping(raw.get("cluster")).get("kind")
+    return {**process.this_process(), **choices.cluster_of_kind(kind).job(os.environ)}
 
 
 def _isolated(run: RunConfig) -> str | None:

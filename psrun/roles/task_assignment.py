@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from psrun.config import choices, consistency_rules, topology
 from psrun.config.run_config import CHIEF_ROLES, RunConfig
 from psrun.config.topology import CHIEF, Task, Topology
-from psrun.engines.kubernetes import pods
-from psrun.engines.slurm import allocation
-from psrun.errors import ConfigError, Problem
+from psrun.errors import ConfigError
 from psrun.process import SUPERVISOR_PID
 
 
@@ -66,28 +64,19 @@ def _starter(run: RunConfig, environment: Mapping[str, str]) -> Identity | None:
     """The identity of a process that starts the tasks of a cluster; None for a task."""
     if not isinstance(run.cluster, choices.Supervised):
         return None
-    if not isinstance(run.cluster, choices.Slurm):
-        return Identity("supervisor", "supervisor")
-    job = allocation.job_of(run, environment)
-    return Identity("supervisor", "supervisor", may_find_run=True, patience_s=job.patience_s, start=job.key)
+    start = run.cluster.start(run, environment)
+    return Identity(
+        "supervisor",
+        "supervisor",
+        may_find_run=start.may_find_run,
+        patience_s=start.patience_s,
+        start=start.name,
+    )
 
 
 def _topology(run: RunConfig, environment: Mapping[str, str]) -> Topology | None:
     """The cluster of this process; None for a single process."""
-    match run.cluster:
-        case choices.MultiWorkerMirrored():
-            return topology.from_tf_config(environment.get("TF_CONFIG"), needed=("chief",))
-        case choices.Kubernetes():
-            return pods.from_environment(run, environment)
-        case choices.Static():
-            if run.task.type is None:
-                message = "must be given with cluster=static: task.type=... task.index=..."
-                raise ConfigError([Problem("task.type", message)])
-            keys = {"key": "cluster.addresses", "task_key": "task"}
-            return topology.make(run.cluster.addresses, run.task.type, run.task.index, **keys)
-        case choices.Supervised() | choices.Unsupervised():
-            return topology.from_tf_config(environment.get("TF_CONFIG"))
-    return None
+    return run.cluster.topology(run, environment)
 
 
 def _of(cluster: Topology, me: Task, chiefs_role: str) -> Identity:

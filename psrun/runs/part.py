@@ -15,6 +15,7 @@ PART = Part(
         "stop": "psrun.runs.stop:main",
         "watch": "psrun.runs.watch.commands:main",
     },
+    run_view="psrun.runs.watch.run:RunView",
     choices={
         "tracker": {
             "mlflow": "psrun.runs.trackers.choices:MLflow",

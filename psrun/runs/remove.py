@@ -18,9 +18,8 @@ from rich.console import Console
 from rich.filesize import decimal
 
 from psrun import files
-from psrun.engines import submitted
 from psrun.errors import ConfigError, ExitCode, PsrunError
-from psrun.results import found, reading, recorded_config, run_state
+from psrun.results import found, reading, recorded_config, run_state, submitted_run
 from psrun.results.run_state import SWEEP, holds_run
 from psrun.runs.listing import entries
 from psrun.runs.listing.entries import Entry, size_bytes
@@ -190,7 +189,7 @@ def _in_use(folder: Path) -> str:
         running = state.status == "running" or any(job.status in ("running", "starting") for job in state.jobs)
         return "is running; psrun stop ends it" if running or _is_locked(folder) else ""
     state_of_run = run_state.look(folder)
-    if state_of_run.status == submitted.PENDING:
+    if state_of_run.status == submitted_run.PENDING:
         return "waits for its Slurm job; psrun stop cancels it"
     running = state_of_run.status == "running" and not state_of_run.gone
     return "is running; psrun stop ends it" if running or _is_locked(folder) else ""

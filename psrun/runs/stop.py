@@ -16,10 +16,9 @@ import psutil
 from rich.console import Console
 
 from psrun import process
-from psrun.engines import submitted
 from psrun.engines.slurm import commands as slurm
 from psrun.errors import ExitCode, PsrunError
-from psrun.results import found, reading, run_state
+from psrun.results import found, reading, run_state, submitted_run
 from psrun.results.run_folder import RESULT
 from psrun.runs.sweeps.sweep import RECORD
 from psrun.runs.sweeps.sweep_state import SweepReader
@@ -111,7 +110,7 @@ class _Stopped:
         now = run_state.look(self.folder)
         if now.gone:
             return f"gone: {now.gone}"
-        if now.status == submitted.NOT_RUN:
+        if now.status == submitted_run.NOT_RUN:
             return "its job has been cancelled, or has ended before the run began"
         if not now.ended:
             return ""
@@ -135,9 +134,10 @@ class _Stopped:
                 "use the kubectl command for deletion that psrun submit kubernetes printed"
             )
         job = reading.mapping(self.record.get("process")).get("slurm_job")
-        if self.record.get("status") == submitted.PENDING:
+        if self.record.get("status") == submitted_run.PENDING:
             slurm.cancel(str(job))  # there is nothing to save: the run has not begun
-            submitted.record(self.folder, slurm_job=str(job), status=submitted.NOT_RUN)
+            of_slurm = {"slurm_job": str(job)}
+            submitted_run.record(self.folder, cluster="slurm", job=of_slurm, status=submitted_run.NOT_RUN)
             return
         if job is not None:
             try:

@@ -9,16 +9,15 @@ from psrun.config.choices.clusters import (
     CentralStorage,
     ClusterChoice,
     InProcess,
-    Kubernetes,
     Local,
     Mirrored,
     MultiWorkerMirrored,
     NoCluster,
     OneDevice,
-    Ray,
+    OnSeveralMachines,
     Restart,
     RestartLimits,
-    Slurm,
+    Start,
     Static,
     Supervised,
     TfConfig,
@@ -61,14 +60,12 @@ from psrun.config.choices.training import (
     Partitioner,
     Trainer,
 )
-from psrun.engines.choices import SUBMISSIONS, KubernetesKeys, PodResources, ResourcesByJob, SlurmJob, Submission
 
 __all__ = [
     "ARTIFACTS",
     "BASES",
     "KINDS",
     "MAX_UNROLLED_STEPS",
-    "SUBMISSIONS",
     "Asynchronous",
     "BoundedDelay",
     "CentralStorage",
@@ -87,8 +84,6 @@ __all__ = [
     "FixedShards",
     "Hook",
     "InProcess",
-    "Kubernetes",
-    "KubernetesKeys",
     "Local",
     "MaxSize",
     "MinSize",
@@ -99,23 +94,19 @@ __all__ = [
     "NoEvaluation",
     "NoPartitioner",
     "NoTracker",
+    "OnSeveralMachines",
     "OneDevice",
     "OwnLoop",
     "OwnPartitioner",
     "Partitioner",
-    "PodResources",
-    "Ray",
-    "ResourcesByJob",
     "Restart",
     "RestartLimits",
     "Sidecar",
     "SidecarThread",
     "Simulated",
-    "Slurm",
-    "SlurmJob",
     "StaleSynchronous",
+    "Start",
     "Static",
-    "Submission",
     "Supervised",
     "Synchronous",
     "TensorBoard",
@@ -124,6 +115,7 @@ __all__ = [
     "Trainer",
     "Unsupervised",
     "Validation",
+    "cluster_of_kind",
     "kinds",
     "of_kind",
 ]
@@ -149,6 +141,12 @@ KINDS: dict[str, dict[str, type]] = {
 def of_kind(group: str, kind: str) -> type | None:
     """The dataclass of a choice, of the core or of a part; None if there is no such choice."""
     return KINDS[group].get(kind) or parts.choice(group, kind)
+
+
+def cluster_of_kind(kind: object) -> type[ClusterChoice]:
+    """The dataclass of a cluster; of an unknown one its base class, with the answers of a process that trains alone."""
+    found = of_kind("cluster", kind) if isinstance(kind, str) else None
+    return ClusterChoice if found is None else found
 
 
 def kinds(group: str) -> list[str]:

@@ -2,14 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from psrun.config import topology
 from psrun.config.choices.base import Choice
 from psrun.config.schema import at_least, one_of
+from psrun.config.topology import Topology
+from psrun.errors import ConfigError, Problem
+
+if TYPE_CHECKING:
+    from psrun.config.run_config import RunConfig
 
 ISOLATE = ("auto", True, False)
 PLACEMENT_RULES = ("greedy", "round_robin")  # functions of psrun.cluster.placement
+
+
+@dataclass(frozen=True)
+class Start:
+    """One start of a run by the process that starts its tasks.
+
+    Attributes:
+      name: processes of an earlier start that see another name exit; empty if there are none.
+      may_find_run: whether a run that is already in the folder is an earlier start of this one.
+      patience_s: how long processes of an earlier start, on lost nodes, may still use the folder.
+    """
+
+    name: str = ""
+    may_find_run: bool = False
+    patience_s: float = 0.0
 
 
 class ClusterChoice(Choice):
@@ -21,6 +43,8 @@ class ClusterChoice(Choice):
       has_synchronous_workers: whether several processes train replicas of one model, all in the same step.
       started_elsewhere: whether tasks are started one by one, by somebody else than a supervisor of psrun's.
       shares_cores: whether tasks may run on the same cores.
+      fits_in_sweep: whether the process of a job of a sweep can run it, with all of its tasks.
+      exit_signal: by which the engine asks a task to end, beside SIGINT and SIGTERM; None for no other.
       num_workers: that the configuration asks for; None where addresses are given instead.
       num_ps: likewise.
       replicas_per_worker: None where the devices of the workers decide.
@@ -37,6 +61,8 @@ class ClusterChoice(Choice):
     has_synchronous_workers: ClassVar[bool] = False
     started_elsewhere: ClassVar[bool] = False
     shares_cores: ClassVar[bool] = True
+    fits_in_sweep: ClassVar[bool] = True
+    exit_signal: ClassVar[int | None] = None
     kind: str
     num_workers: int | None = 1
     num_ps: int | None = 0
@@ -57,6 +83,38 @@ class ClusterChoice(Choice):
     def title(self) -> str:
         """Its kind, and its size where the configuration decides that."""
         return self.kind
+
+    @classmethod
+    def run_name(cls, environment: Mapping[str, str]) -> str | None:
+        """The name of the run folder if the engine may start the same command again; None for a new name."""
+        return None
+
+    @classmethod
+    def job(cls, environment: Mapping[str, str]) -> dict[str, Any]:
+        """The engine's job of this process, as run.json has it in `process`; empty outside of a job."""
+        return {}
+
+    @classmethod
+    def resume_command(cls, resume: str, overrides: Sequence[str]) -> str:
+        """The command that resumes a run.
+
+        Args:
+          resume: the argument `resume=FOLDER`, as a shell takes it.
+          overrides: of the run so far.
+        """
+        return f"psrun {resume}"
+
+    def topology(self, run: RunConfig, environment: Mapping[str, str]) -> Topology | None:
+        """The tasks of the run, with the task of this process; None for a run of a single process.
+
+        Raises:
+          ConfigError: the task cannot be determined.
+        """
+        return None
+
+    def problems(self, config: RunConfig) -> list[Problem]:
+        """The problems with the rest of the configuration."""
+        return []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,6 +203,17 @@ class Supervised(ClusterChoice):
     implementation: ClassVar[str] = "psrun.launch.backend:LocalBackend"
     restart: RestartLimits
 
+    def start(self, run: RunConfig, environment: Mapping[str, str]) -> Start:
+        """This start of the run; asked in the process that starts its tasks.
+
+        Raises:
+          ConfigError: the tasks cannot be started from this process.
+        """
+        return Start()
+
+    def topology(self, run: RunConfig, environment: Mapping[str, str]) -> Topology | None:
+        return topology.from_tf_config(environment.get("TF_CONFIG"))
+
     @property
     def hang_limits(self) -> Any:
         """The limits after which a task counts as hung: `psrun.launch.hang_detector.HangLimits`."""
@@ -165,51 +234,6 @@ class Local(_StartedHere, _ParameterServers, Supervised):
 
 
 @dataclass(frozen=True)
-class RayTaskResources:
-    """The resources that Ray reserves for a task.
-
-    Attributes:
-      num_cpus: logical CPUs of Ray; Ray does not limit the actual use.
-      memory_bytes: 0 for no reservation.
-      num_gpus: the number of GPUs visible to the task.
-    """
-
-    num_cpus: float = at_least(0.001)
-    memory_bytes: int = at_least(0)
-    num_gpus: float = at_least(0, default=0)
-
-
-@dataclass(frozen=True)
-class RayResources:
-    """The resources that Ray reserves for a task of each job."""
-
-    chief: RayTaskResources
-    worker: RayTaskResources
-    ps: RayTaskResources
-    evaluator: RayTaskResources
-
-
-@dataclass(frozen=True)
-class Ray(Local):
-    """Like Local, on the nodes of a Ray cluster.
-
-    Attributes:
-      address: address of the Ray cluster: 'auto' for the cluster of this machine, HOST:PORT, or None to start a private
-        one on this machine.
-      placement_group: Ray's placement strategy, in lower case.
-    """
-
-    implementation: ClassVar[str] = "psrun.engines.ray:open_backend"
-    address: str | None = field(kw_only=True)
-    resources: RayResources = field(kw_only=True)
-    placement_group: str = one_of("spread", "pack")
-
-    @property
-    def spans_machines(self) -> bool:
-        return self.address is not None
-
-
-@dataclass(frozen=True)
 class MultiWorkerMirrored(_StartedHere, Supervised):
     has_synchronous_workers: ClassVar[bool] = True
     kind: str
@@ -221,9 +245,12 @@ class MultiWorkerMirrored(_StartedHere, Supervised):
     def title(self) -> str:
         return f"{self.kind} ({self.num_workers} workers)"
 
+    def topology(self, run: RunConfig, environment: Mapping[str, str]) -> Topology | None:
+        return topology.from_tf_config(environment.get("TF_CONFIG"), needed=("chief",))
+
 
 @dataclass(frozen=True)
-class _OfNodes(_ParameterServers):
+class OnSeveralMachines(_ParameterServers):
     """A cluster whose tasks are on several machines; its options have the limits of `Restart`."""
 
     has_server_processes: ClassVar[bool] = True
@@ -242,10 +269,14 @@ class _OfNodes(_ParameterServers):
         return True
 
 
-class Unsupervised(_OfNodes):
+class Unsupervised(OnSeveralMachines):
     """A cluster whose tasks are started outside psrun."""
 
     started_elsewhere: ClassVar[bool] = True
+    fits_in_sweep: ClassVar[bool] = False
+
+    def topology(self, run: RunConfig, environment: Mapping[str, str]) -> Topology | None:
+        return topology.from_tf_config(environment.get("TF_CONFIG"))
 
 
 @dataclass(frozen=True)
@@ -267,34 +298,13 @@ class Static(_Addressed):
 
     addresses: dict[str, Any] = field(kw_only=True)
 
-
-@dataclass(frozen=True)
-class Slurm(_OfNodes, Supervised):
-    """The nodes of a Slurm job, where the tasks run in a job step.
-
-    Attributes:
-      restart: the budget also limits the requeues for a lost node that psrun requests itself; `stop_timeout_s` must be
-        less than Slurm's KillWait.
-      interface: network interface between nodes, such as ib0; None for the route to the supervisor's node.
-    """
-
-    implementation: ClassVar[str] = "psrun.engines.slurm.steps:SlurmBackend"
-    restart: RestartLimits = field(kw_only=True)
-    interface: str | None = field(kw_only=True)
-    num_workers: int = at_least(1)
-    num_ps: int = at_least(1)
-
-    @property
-    def hang_limits(self) -> Any:
-        return self
-
-
-@dataclass(frozen=True)
-class Kubernetes(Unsupervised):
-    """A cluster of pods: each gets its job and index from its environment; the addresses follow from the names."""
-
-    num_workers: int = at_least(1)
-    num_ps: int = at_least(1)
+    def topology(self, run: RunConfig, environment: Mapping[str, str]) -> Topology:
+        task = run.task
+        if task.type is None:
+            message = "must be given with cluster=static: task.type=... task.index=..."
+            raise ConfigError([Problem("task.type", message)])
+        key = "cluster.addresses"
+        return topology.make(self.addresses, task.type, task.index, key=key, task_key="task")
 
 
 # By name, as `kind` in conf/.
@@ -305,10 +315,7 @@ CLUSTERS: dict[str, type] = {
     "central_storage": CentralStorage,
     "inprocess": InProcess,
     "local": Local,
-    "ray": Ray,
     "multi_worker_mirrored": MultiWorkerMirrored,
     "tf_config": TfConfig,
     "static": Static,
-    "slurm": Slurm,
-    "kubernetes": Kubernetes,
 }

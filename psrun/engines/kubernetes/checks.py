@@ -9,9 +9,9 @@ from decimal import Decimal
 from pathlib import PurePosixPath
 from typing import Any
 
-from psrun.config import choices
 from psrun.config.run_config import RunConfig
 from psrun.engines.kubernetes import manifests
+from psrun.engines.kubernetes.settings import KubernetesKeys, PodResources
 from psrun.errors import Problem
 
 # https://kubernetes.io/docs/concepts/overview/working-with-objects/names/
@@ -30,7 +30,7 @@ _RESERVED = ("/", "/tmp", "/proc", "/dev", "/sys", "/etc", "/usr", "/bin", "/lib
 _HIGHEST_PORT = 65535
 
 
-def problems_of(run: RunConfig, settings: choices.KubernetesKeys) -> list[Problem]:
+def problems_of(run: RunConfig, settings: KubernetesKeys) -> list[Problem]:
     """All problems of the keys.
 
     Args:
@@ -87,7 +87,7 @@ def _check_claim(claim: str | None) -> Iterator[Problem]:
         yield Problem("kubernetes.claim", f"is {claim!r}; names of claims {_SUBDOMAIN_RULE}")
 
 
-def _check_name(run: RunConfig, settings: choices.KubernetesKeys) -> Iterator[Problem]:
+def _check_name(run: RunConfig, settings: KubernetesKeys) -> Iterator[Problem]:
     name = str(settings.name)
     if not _LABEL.fullmatch(name):
         message = f"is {name!r}, must be small letters, digits and -, with a letter first and none of - last (RFC 1035)"
@@ -121,7 +121,7 @@ def _check_port(port: int) -> Iterator[Problem]:
         yield Problem("kubernetes.port", f"is {port}, must be {_HIGHEST_PORT} or less")
 
 
-def _check_resources(key: str, resources: choices.PodResources) -> Iterator[Problem]:
+def _check_resources(key: str, resources: PodResources) -> Iterator[Problem]:
     yield from _check_amounts(f"{key}.requests", resources.requests)
     yield from _check_amounts(f"{key}.limits", resources.limits)
     for name, requested in resources.requests.items():

@@ -12,10 +12,10 @@ from typing import Any
 
 import yaml
 
-from psrun.config import choices
 from psrun.config.run_config import RunConfig
 from psrun.config.topology import Task
 from psrun.engines.kubernetes import pods
+from psrun.engines.kubernetes.settings import KubernetesKeys, PodResources
 from psrun.errors import ExitCode
 
 Object = dict[str, Any]
@@ -29,7 +29,7 @@ _LOOKS_EVERY_S = 5
 _ENDS_WITHIN_S = 40  # psrun takes up to 25 s for a last checkpoint
 
 
-def objects(run: RunConfig, settings: choices.KubernetesKeys, overrides: Sequence[str]) -> list[Object]:
+def objects(run: RunConfig, settings: KubernetesKeys, overrides: Sequence[str]) -> list[Object]:
     """All objects of a run.
 
     Args:
@@ -60,7 +60,7 @@ _SURELY_TEXT = re.compile(r"[A-Za-z/-]*[A-Za-z/]{2}")
 _Dumper.add_representer(str, _Dumper.represent_str)
 
 
-def _jobset(run: RunConfig, settings: choices.KubernetesKeys, overrides: Sequence[str]) -> list[Object]:
+def _jobset(run: RunConfig, settings: KubernetesKeys, overrides: Sequence[str]) -> list[Object]:
     jobs = [
         {
             "name": pods.part(job),
@@ -88,7 +88,7 @@ def _jobset(run: RunConfig, settings: choices.KubernetesKeys, overrides: Sequenc
     return [_object("jobset.x-k8s.io/v1alpha2", "JobSet", settings, spec=spec)]
 
 
-def _indexed_jobs(run: RunConfig, settings: choices.KubernetesKeys, overrides: Sequence[str]) -> list[Object]:
+def _indexed_jobs(run: RunConfig, settings: KubernetesKeys, overrides: Sequence[str]) -> list[Object]:
     service = {
         "clusterIP": "None",
         "publishNotReadyAddresses": True,  # chief and servers wait for each other themselves
@@ -105,7 +105,7 @@ def _indexed_jobs(run: RunConfig, settings: choices.KubernetesKeys, overrides: S
     return [_object("v1", "Service", settings, spec=service), *jobs]
 
 
-def _network_policy(settings: choices.KubernetesKeys) -> Object:
+def _network_policy(settings: KubernetesKeys) -> Object:
     """Allows only pods of the run to connect: TensorFlow's servers have no authentication."""
     ours = {"matchLabels": {INSTANCE: settings.name}}
     spec = {"podSelector": ours, "policyTypes": ["Ingress"], "ingress": [{"from": [{"podSelector": ours}]}]}
@@ -113,7 +113,7 @@ def _network_policy(settings: choices.KubernetesKeys) -> Object:
 
 
 def _object(
-    version: str, kind: str, settings: choices.KubernetesKeys, *, spec: Object, name: str | None = None, job: str = ""
+    version: str, kind: str, settings: KubernetesKeys, *, spec: Object, name: str | None = None, job: str = ""
 ) -> Object:
     metadata: Object = {"name": name or settings.name}
     if settings.namespace is not None:
@@ -122,12 +122,12 @@ def _object(
     return {"apiVersion": version, "kind": kind, "metadata": metadata, "spec": spec}
 
 
-def _labels(settings: choices.KubernetesKeys, job: str = "") -> dict[str, str]:
+def _labels(settings: KubernetesKeys, job: str = "") -> dict[str, str]:
     labels = {"app.kubernetes.io/name": MANAGER, INSTANCE: str(settings.name), "app.kubernetes.io/managed-by": MANAGER}
     return labels | ({COMPONENT: pods.part(job)} if job else {})
 
 
-def _job(run: RunConfig, settings: choices.KubernetesKeys, job: str, count: int, overrides: Sequence[str]) -> Object:
+def _job(run: RunConfig, settings: KubernetesKeys, job: str, count: int, overrides: Sequence[str]) -> Object:
     rules = [
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},  # a drained node
         {"action": "FailJob", "onExitCodes": {"operator": "In", "values": list(FOR_GOOD)}},
@@ -142,7 +142,7 @@ def _job(run: RunConfig, settings: choices.KubernetesKeys, job: str, count: int,
     }
 
 
-def _pod(run: RunConfig, settings: choices.KubernetesKeys, job: str, overrides: Sequence[str]) -> Object:
+def _pod(run: RunConfig, settings: KubernetesKeys, job: str, overrides: Sequence[str]) -> Object:
     container = _container(settings, job, overrides)
     if job not in ("chief", "evaluator"):  # the others are servers; a guard kills a chief that hangs
         container |= _probes(run, settings.port)
@@ -169,7 +169,7 @@ def _pod(run: RunConfig, settings: choices.KubernetesKeys, job: str, overrides: 
     return {"metadata": {"labels": _labels(settings, job)}, "spec": pod}
 
 
-def _container(settings: choices.KubernetesKeys, job: str, overrides: Sequence[str]) -> Object:
+def _container(settings: KubernetesKeys, job: str, overrides: Sequence[str]) -> Object:
     variables = {
         pods.JOB: job,
         "HOME": _SCRATCH,
@@ -178,7 +178,7 @@ def _container(settings: choices.KubernetesKeys, job: str, overrides: Sequence[s
         "PYTHONSAFEPATH": "1",  # files of the working directory do not replace modules that psrun imports
         "PYTHONUNBUFFERED": "1",
     }
-    resources: choices.PodResources = getattr(settings.resources, job)
+    resources: PodResources = getattr(settings.resources, job)
     container: Object = {
         "name": "psrun",
         "image": settings.image,
@@ -215,7 +215,7 @@ def _probes(run: RunConfig, port: int) -> Object:
     }
 
 
-def longest_pod_name(run: RunConfig, settings: choices.KubernetesKeys) -> str:
+def longest_pod_name(run: RunConfig, settings: KubernetesKeys) -> str:
     """The longest name that Kubernetes derives from the run's name: that of a pod, with five random letters."""
     hosts = [pods.host(settings, Task(job, count - 1)) for job, count in run.num_tasks.items()]
     return f"{max(hosts, key=len)}-xxxxx"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from psrun.config import choices, topology
+from psrun.config import topology
 from psrun.config.run_config import RunConfig
 from psrun.config.topology import JOBS, Task, Topology
+from psrun.engines.kubernetes.settings import KubernetesKeys
 from psrun.errors import ConfigError, Problem
 
 JOB = "PSRUN_JOB"  # set in each pod by the manifest
@@ -18,14 +19,14 @@ def part(job: str) -> str:
     return job.replace("_", "-")
 
 
-def host(settings: choices.KubernetesKeys, task: Task) -> str:
+def host(settings: KubernetesKeys, task: Task) -> str:
     """The host name of a task's pod: the name of its Job and its index."""
     if settings.kind == "jobset":  # with the index of the Job in the JobSet, of which there is one per job of psrun
         return f"{settings.name}-{part(task.job)}-0-{task.index}"
     return f"{settings.name}-{part(task.job)}-{task.index}"
 
 
-def address(settings: choices.KubernetesKeys, task: Task) -> str:
+def address(settings: KubernetesKeys, task: Task) -> str:
     """HOST:PORT. The headless Service that resolves the host name has the name of the run."""
     return f"{host(settings, task)}.{settings.name}:{settings.port}"
 
@@ -37,7 +38,7 @@ def from_environment(run: RunConfig, environment: Mapping[str, str]) -> Topology
       ConfigError: the process is not in a pod, or the variables are inconsistent.
     """
     settings = run.submission
-    assert isinstance(settings, choices.KubernetesKeys)
+    assert isinstance(settings, KubernetesKeys)
     if JOB not in environment:
         message = "is not set: this is not a pod of a run; use `psrun submit kubernetes`, or cluster=local"
         raise ConfigError([Problem(JOB, message)])

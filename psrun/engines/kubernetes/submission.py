@@ -11,9 +11,9 @@ from pathlib import Path, PurePosixPath
 
 from rich.console import Console
 
-from psrun.config import choices
 from psrun.config.arguments import key_of, quoted
 from psrun.engines.kubernetes import checks, manifests
+from psrun.engines.kubernetes.settings import KubernetesKeys
 from psrun.engines.submission import Submission
 from psrun.errors import ConfigError, ExitCode, Problem
 
@@ -28,7 +28,7 @@ def submit(submission: Submission) -> ExitCode:
     """
     run = submission.run
     settings = run.submission
-    assert isinstance(settings, choices.KubernetesKeys)
+    assert isinstance(settings, KubernetesKeys)
     if settings.name is None:
         settings = dataclasses.replace(settings, name=f"psrun-{secrets.token_hex(2)}")
     problems = [*checks.problems_of(run, settings), *_check_arguments(submission)]
@@ -39,7 +39,7 @@ def submit(submission: Submission) -> ExitCode:
     return ExitCode.DONE
 
 
-def kubectl_commands(settings: choices.KubernetesKeys) -> dict[str, str]:
+def kubectl_commands(settings: KubernetesKeys) -> dict[str, str]:
     """The shell commands for a run that was applied, by what they are for.
 
     Args:
@@ -63,7 +63,7 @@ def kubectl_commands(settings: choices.KubernetesKeys) -> dict[str, str]:
     }
 
 
-def _print_hints(settings: choices.KubernetesKeys) -> None:
+def _print_hints(settings: KubernetesKeys) -> None:
     folder = _run_folder(settings)
     lines = [f"run {settings.name}; its run folder is {folder} in claim {settings.claim}"]
     for purpose, command in kubectl_commands(settings).items():
@@ -73,7 +73,7 @@ def _print_hints(settings: choices.KubernetesKeys) -> None:
     console.print("\n".join(lines), style="dim", markup=False, soft_wrap=True)
 
 
-def _text(submission: Submission, settings: choices.KubernetesKeys) -> str:
+def _text(submission: Submission, settings: KubernetesKeys) -> str:
     """The manifests as YAML, after a comment with the command that makes them."""
     name = f"kubernetes.name={settings.name}"
     arguments = [each for each in submission.arguments if key_of(each) != "kubernetes.name"]
@@ -85,7 +85,7 @@ def _text(submission: Submission, settings: choices.KubernetesKeys) -> str:
     return comment + manifests.as_yaml(objects)
 
 
-def _run_folder(settings: choices.KubernetesKeys) -> str:
+def _run_folder(settings: KubernetesKeys) -> str:
     """The path of the run folder in the pods."""
     return str(PurePosixPath(settings.mount_path) / str(settings.name))
 

@@ -20,10 +20,9 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from psrun import __version__
 from psrun.cluster.probe import reachable
-from psrun.config import choices
-from psrun.config.choices.clusters import RayTaskResources
 from psrun.config.topology import CHIEF, Task
 from psrun.engines.ray import connection, node
+from psrun.engines.ray.choice import Ray, RayTaskResources
 from psrun.engines.ray.node import NodeInfo
 from psrun.errors import ClusterError, ConfigError, ExitCode, Problem, ended
 from psrun.launch.backend import Backend, Launch, TaskHandle
@@ -53,7 +52,7 @@ class RayBackend(Backend):
 
     def __init__(self, launch: Launch) -> None:
         cluster = launch.run.cluster
-        assert isinstance(cluster, choices.Ray)
+        assert isinstance(cluster, Ray)
         self._cluster = cluster
         self._folder = launch.folder.path
         self._reporter = launch.reporter

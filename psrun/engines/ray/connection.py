@@ -19,8 +19,8 @@ import ray
 
 from psrun import files
 from psrun.cluster.probe import reachable
-from psrun.config import choices
 from psrun.config.topology import Task
+from psrun.engines.ray.choice import Ray
 from psrun.errors import ClusterError, ConfigError, Interrupted, Problem
 
 _REACHED_WITHIN_S = 5.0
@@ -34,7 +34,7 @@ _own: list[Path] = []  # folders of private clusters of this process
 
 
 @contextlib.contextmanager
-def opened(cluster: choices.Ray, tasks: Iterable[Task]) -> Iterator[None]:
+def opened(cluster: Ray, tasks: Iterable[Task]) -> Iterator[None]:
     """Connects this process to the cluster, and disconnects at the end; a private cluster is ended.
 
     Args:
@@ -90,7 +90,7 @@ def close() -> None:
         shutil.rmtree(_own.pop(), ignore_errors=True)
 
 
-def _connect(options: dict[str, Any], cluster: choices.Ray) -> None:
+def _connect(options: dict[str, Any], cluster: Ray) -> None:
     """Calls `ray.init` with a time limit: it never returns if another server than Ray answers.
 
     Raises:

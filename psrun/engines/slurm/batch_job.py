@@ -12,19 +12,17 @@ from pathlib import Path
 
 from rich.console import Console
 
-from psrun import files, process
-from psrun.config import choices
+from psrun import files, parts, process
 from psrun.config.arguments import folder_of, key_of, quoted, unquoted
 from psrun.config.run_config import RunConfig
-from psrun.engines import submitted
 from psrun.engines.slurm import allocation, commands
+from psrun.engines.slurm.choice import SlurmJob
 from psrun.engines.submission import Submission
 from psrun.errors import ClusterError, ConfigError, ExitCode, Problem, PsrunError
-from psrun.results import reading, run_name, run_state, task_files
+from psrun.results import reading, run_name, run_state, submitted_run, task_files
 from psrun.results.console import warner
 from psrun.results.run_folder import RESULT, RunFolder
 from psrun.results.run_state import RunState
-from psrun.runs.watch.run import RunView
 
 _LOOK_EVERY_S = 2.0
 _NOTHING_YET_S = 30.0  # until files of other nodes are visible here
@@ -60,6 +58,8 @@ def submit(submission: Submission) -> ExitCode:
     if submission.dry_run:
         console.print(text, markup=False, soft_wrap=True, end="")
         return ExitCode.DONE
+    if submission.follow and parts.run_view() is None:
+        raise ConfigError(f"a submitted run cannot be followed here; add --no-follow.{parts.missing()}")
     commands.needed("sbatch", "scontrol")
     _require_no_other_job(folder)
     try:
@@ -72,7 +72,7 @@ def submit(submission: Submission) -> ExitCode:
     is_new = mode == "train" and before is None
     if is_new:
         with contextlib.suppress(OSError, PsrunError):  # the job runs nevertheless
-            submitted.record(folder, slurm_job=job)
+            _record(folder, job, submitted_run.PENDING)
             if submission.run.run.name is not None:
                 run_name.write(folder, submission.run.run.name)
     console.print(f"Slurm job {job}  run folder {folder}", markup=False, soft_wrap=True)
@@ -97,7 +97,7 @@ def script(run: RunConfig, arguments: Sequence[str], *, where: Path, folder: Pat
       ConfigError: a value for one line of the script contains a line break.
     """
     job = run.submission
-    assert isinstance(job, choices.SlurmJob)
+    assert isinstance(job, SlurmJob)
     _check_lines(job, where, folder)
     values = {
         "job-name": name,
@@ -123,7 +123,7 @@ def script(run: RunConfig, arguments: Sequence[str], *, where: Path, folder: Pat
     return "\n".join(["#!/bin/bash", title, *lines, "", *job.setup, command, ""])
 
 
-def _check_lines(job: choices.SlurmJob, where: Path, folder: Path) -> None:
+def _check_lines(job: SlurmJob, where: Path, folder: Path) -> None:
     """Refuses line breaks: the text after one would be a command of the script."""
     values = {f"slurm.{name}": value for name, value in vars(job).items() if isinstance(value, str)}
     values |= {f"slurm.options[{index}]": value for index, value in enumerate(job.options)}
@@ -170,9 +170,14 @@ def _require_no_other_job(folder: Path) -> None:
     """Raises ConfigError if the run waits for another job already, and ClusterError if Slurm does not answer."""
     run = run_state.look(folder)
     job = reading.mapping(run.result.get("process")).get("slurm_job")
-    if run.status == submitted.PENDING and commands.look(str(job)).is_alive:
+    if run.status == submitted_run.PENDING and commands.look(str(job)).is_alive:
         message = f"{folder} waits for Slurm job {job} already; psrun stop cancels it, or choose another folder"
         raise ConfigError([Problem(_FOLDER, message)])
+
+
+def _record(folder: Path, job: str, status: str) -> None:
+    """Records the job of a run that has not begun. Raises OSError."""
+    submitted_run.record(folder, cluster="slurm", job={"slurm_job": job}, status=status)
 
 
 def _result(folder: Path) -> bytes | None:
@@ -196,6 +201,7 @@ class FollowedJob:
         self._job = job
         self._console = console
         self._before = before
+        self._view = parts.run_view()
         self._state = commands.JobState("PENDING")
         self._looked_s = float("-inf")
         self._answered_s = time.monotonic()
@@ -208,8 +214,8 @@ class FollowedJob:
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # to show the cursor again, which a live view hides
         try:
             self._await_begin()
-            view = RunView(self._folder, self._console, wait_s=_NOTHING_YET_S, continues=self._continues)
-            code = view.follow()
+            view = self._view(self._folder, self._console, wait_s=_NOTHING_YET_S, continues=self._continues)
+            code: ExitCode = view.follow()
             if _result(self._folder) == self._before:
                 raise PsrunError(f"job {self._job} ended without starting the run{self._how_it_ended()}")
             return code
@@ -227,7 +233,7 @@ class FollowedJob:
                 alive_s = time.monotonic()
             elif time.monotonic() - alive_s > min(_NOTHING_YET_S, 3 * _LOOK_EVERY_S):
                 with contextlib.suppress(OSError):
-                    submitted.record(self._folder, slurm_job=self._job, status=submitted.NOT_RUN)
+                    _record(self._folder, self._job, submitted_run.NOT_RUN)
                 raise PsrunError(f"job {self._job} ended before the run started{self._how_it_ended()}")
             time.sleep(0.5)
 

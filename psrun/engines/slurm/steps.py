@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from psrun import process
-from psrun.config import choices
 from psrun.config.topology import CHIEF, Task
 from psrun.engines.slurm import allocation, commands
 from psrun.engines.slurm.allocation import EXIT_SIGNAL
+from psrun.engines.slurm.choice import Slurm
 from psrun.errors import ClusterError, ConfigError, ExitCode, Problem, TaskLostError, ended
 from psrun.launch.backend import Backend, Launch, TaskHandle
 from psrun.launch.hang_detector import Silence
@@ -188,7 +188,7 @@ class SlurmBackend(Backend):
 
     def __init__(self, launch: Launch) -> None:
         cluster = launch.run.cluster
-        assert isinstance(cluster, choices.Slurm)
+        assert isinstance(cluster, Slurm)
         self._launch = launch
         self._cluster = cluster
         self._folder = launch.folder.path

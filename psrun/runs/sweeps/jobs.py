@@ -62,9 +62,9 @@ def jobs_at_once(runs: Sequence[RunConfig], *, cores: int | None = None, memory_
 
 def _size(run: RunConfig) -> tuple[int, int]:
     """The workers and the processes of a run on this machine."""
+    if run.cluster.spans_machines:
+        return 1, 1
     match run.cluster:
-        case choices.Ray(address=str()):  # whose tasks are elsewhere
-            return 1, 1
         case choices.Local(num_workers=workers) | choices.MultiWorkerMirrored(num_workers=workers):
             return workers, len(TaskPlan.of(run).tasks())
         case choices.InProcess(num_workers=workers):

@@ -404,7 +404,7 @@ def _imports(run: RunConfig) -> bool:
 
 def _require_whole(run: RunConfig) -> RunConfig:
     """The run. Raises ConfigError if a single process cannot start all of its tasks."""
-    if isinstance(run.cluster, choices.Slurm | choices.Unsupervised) and run.uses_cluster:
+    if run.uses_cluster and not run.cluster.fits_in_sweep:
         message = (
             f"is {run.cluster.kind}, whose tasks are started separately, but a sweep starts whole runs; choose "
             "inprocess, local or ray, with hydra/launcher=submitit_slurm for Slurm jobs"

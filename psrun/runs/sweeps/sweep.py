@@ -20,9 +20,8 @@ from typing import Any
 
 import psrun
 from psrun import files, process
-from psrun.engines import submitted
 from psrun.errors import CANNOT_GROW, ConfigError, Problem, SweepError
-from psrun.results import reading, run_state
+from psrun.results import reading, run_state, submitted_run
 from psrun.results.events import Progress
 from psrun.results.run_folder import OVER, PAUSED, PRUNED, RESULT, SEARCH_STATES, RunFolder, wrong_folder
 
@@ -35,7 +34,7 @@ _HOLD_WITHIN_S = 1.0
 _LOWER_IS_BETTER = ("loss", "error", "crossentropy", "mae", "mse", "mape", "msle", "_s")
 _RECORDED = ("number", "overrides", "folder", "status", "metric", "wall_s", "exit_code", "error", "rungs")
 RECORDED_ENDS = (*OVER, *SEARCH_STATES)
-_ENDED = (*RECORDED_ENDS, "gone", run_state.UNKNOWN, submitted.NOT_RUN)
+_ENDED = (*RECORDED_ENDS, "gone", run_state.UNKNOWN, submitted_run.NOT_RUN)
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,8 @@ from rich.errors import MarkupError
 from rich.text import Text
 
 from psrun.config.topology import Task
-from psrun.engines import submitted
 from psrun.errors import ExitCode, PsrunError
-from psrun.results import run_state
+from psrun.results import run_state, submitted_run
 from psrun.results.console import ConsoleSink, ProgressLine, warner
 from psrun.results.events import Event
 from psrun.results.journal import METRICS, EventReader
@@ -105,9 +104,9 @@ class RunView:
             self._console.print(f"{event.kind}  step {event.step}", markup=False, highlight=False)
 
     def _is_readable(self, now: RunState) -> bool:
-        if now.status == submitted.NOT_RUN:
+        if now.status == submitted_run.NOT_RUN:
             raise PsrunError(f"the run in {self._path} has not begun, and its job has ended")
-        if not now.problem or now.status == submitted.PENDING:
+        if not now.problem or now.status == submitted_run.PENDING:
             self._readable_s = time.monotonic()
             return True
         if not self._path.exists():

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 import time
 
 import pytest
-from plain_config import loaded
+from plain_config import loaded, plain_config
 
 from psrun import parts
 from psrun.cli import dispatch
+from psrun.config import parse
 from psrun.errors import ConfigError
 from psrun.results import recorded_config
 
@@ -64,3 +67,26 @@ def test_a_recorded_module_has_the_name_of_today(monkeypatch, tmp_path):
             "hooks": [{"_target_": "psrun.new.hook"}, {"_target_": "mine.hook"}],
         }
     }
+
+
+def test_a_cluster_whose_part_is_missing_is_the_only_problem(alone):
+    with pytest.raises(ConfigError) as raised:
+        parse.load(plain_config("cluster=slurm"))  # which has the node `slurm`, too
+    assert [problem.key for problem in raised.value.problems] == ["cluster"]
+    assert "psrun/engines (the clusters slurm, ray and kubernetes" in str(raised.value)
+
+
+def test_a_run_imports_no_part_that_its_keys_do_not_name():
+    code = """
+import sys
+from plain_config import plain_config
+from psrun.config import parse
+from psrun.roles import run_process
+parse.load(plain_config("cluster=local", "model=embedding"))
+print([name for name in sys.modules if name.startswith(("psrun.engines.", "psrun.runs.")) and name[-5:] != ".part"])
+"""
+    path = os.pathsep.join(sys.path)
+    run = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, check=True, capture_output=True, text=True
+    )
+    assert run.stdout == "[]\n"

@@ -14,9 +14,10 @@ import yaml
 from kubernetes_manifests import GIVEN, KINDS, manifests, pods, submitted
 from support import REPOSITORY, raw_config, run_config
 
-from psrun.config import choices, parse
+from psrun.config import parse
 from psrun.config.topology import Task
 from psrun.engines.kubernetes.checks import quantity
+from psrun.engines.kubernetes.settings import KubernetesKeys
 from psrun.engines.kubernetes.submission import kubectl_commands
 from psrun.errors import ExitCode
 from psrun.roles import task_assignment
@@ -197,7 +198,7 @@ def test_commands_for_an_applied_run(kind, kinds):
 
 def test_files_of_the_image_are_not_looked_for_here():
     raw = raw_config("cluster=kubernetes", "data=criteo", "data.path=/not/here")
-    assert isinstance(parse.load(raw, elsewhere=True).submission, choices.KubernetesKeys)
+    assert isinstance(parse.load(raw, elsewhere=True).submission, KubernetesKeys)
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from support import run_config
 
-from psrun.config import choices
 from psrun.config.topology import Task
+from psrun.engines.ray.choice import Ray
 from psrun.errors import ClusterError, Interrupted
 from psrun.process import SUPERVISOR_PID
 from psrun.roles import task_assignment
@@ -85,7 +85,7 @@ def test_a_signal_while_ray_starts_interrupts_the_run(monkeypatch, raised, signu
         monkeypatch.setenv(name, "1")
     before, own = signal.getsignal(signal.SIGTERM), set(Path("/tmp").glob("psrun-ray-*"))
     cluster = run_config("cluster=ray").cluster
-    assert isinstance(cluster, choices.Ray)
+    assert isinstance(cluster, Ray)
     with pytest.raises(Interrupted) as error, connection.opened(cluster, []):
         pass
     assert error.value.exit_code == Interrupted(signum).exit_code

@@ -19,11 +19,10 @@ from support import run_config
 from psrun.config.arguments import quoted
 from psrun.config.topology import Task
 from psrun.engines import submit
-from psrun.engines import submitted as submitted_runs
 from psrun.engines.slurm import allocation, batch_job, commands, task_step
 from psrun.errors import ClusterError, ConfigError, ExitCode, PsrunError
 from psrun.launch.backend import TaskProcess
-from psrun.results import run_state, task_files
+from psrun.results import run_state, submitted_run, task_files
 from psrun.roles.task_assignment import identify
 from psrun.runs import remove, stop
 from psrun.runs.listing import entries
@@ -215,7 +214,7 @@ def test_a_job_that_waits_or_has_ended_before_the_run_began_is_cancelled(fake, t
     monkeypatch.chdir(tmp_path)
     run = tmp_path / "one"
     run.mkdir()
-    submitted_runs.record(run, slurm_job="12")
+    submitted_run.record(run, cluster="slurm", job={"slurm_job": "12"})
     fake("scancel", "echo 'Invalid job id specified' >&2; exit 1")
     fake("scontrol", "echo 'JobState=CONFIGURING'")
     assert stop.main(["one"]) == 1
@@ -225,7 +224,7 @@ def test_a_job_that_waits_or_has_ended_before_the_run_began_is_cancelled(fake, t
     assert run_state.look(run).status == "not run"
     with pytest.raises(PsrunError, match="has not begun, and its job has ended"):
         watch.main(["one", "--wait", "60"])
-    submitted_runs.record(run, slurm_job="13")
+    submitted_run.record(run, cluster="slurm", job={"slurm_job": "13"})
     fake("scancel", f"echo $* > {tmp_path}/cancelled")
     assert stop.main(["one", "--now"]) == 0
     assert (tmp_path / "cancelled").read_text() == "13\n"

@@ -206,12 +206,8 @@ SERVERS, PROCESSES, SYNCHRONOUS, ELSEWHERE, MACHINES = (
         (("cluster=multi_worker_mirrored", "trainer=fit"), {SYNCHRONOUS}, (2, 0)),
         (("cluster=inprocess",), {SERVERS}, (2, 1)),
         (("cluster=local",), {SERVERS, PROCESSES}, (2, 1)),
-        (("cluster=ray",), {SERVERS, PROCESSES}, (2, 1)),
-        (("cluster=ray", "cluster.address=auto"), {SERVERS, PROCESSES, MACHINES}, (2, 1)),
         (("cluster=tf_config",), {SERVERS, PROCESSES, ELSEWHERE, MACHINES}, (None, None)),
         (("cluster=static", ADDRESSES), {SERVERS, PROCESSES, ELSEWHERE, MACHINES}, (None, None)),
-        (("cluster=slurm",), {SERVERS, PROCESSES, MACHINES}, (2, 1)),
-        (("cluster=kubernetes",), {SERVERS, PROCESSES, ELSEWHERE, MACHINES}, (2, 1)),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, tuple) and isinstance(value[0], str) else "",
 )

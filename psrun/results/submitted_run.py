@@ -1,4 +1,4 @@
-"""submitted.json in a run folder: the Slurm job that will run it, until run.json has more to say."""
+"""submitted.json in a run folder: the engine's job that will run it, until run.json has more to say."""
 
 from __future__ import annotations
 
@@ -15,9 +15,14 @@ FILE = "submitted.json"
 PENDING, NOT_RUN = "pending", "not run"  # the status of a run that has not begun, and of one that never will
 
 
-def record(folder: Path, *, slurm_job: str, status: str = PENDING) -> None:
-    """Writes it. Raises OSError."""
-    values = {"slurm_job": slurm_job, "status": status, "submitted_s": round(time.time(), 3)}
+def record(folder: Path, *, cluster: str, job: Mapping[str, str], status: str = PENDING) -> None:
+    """Writes it. Raises OSError.
+
+    Args:
+      cluster: the kind of the cluster.
+      job: the engine's job, as run.json has it in `process`.
+    """
+    values = {**job, "cluster": cluster, "status": status, "submitted_s": round(time.time(), 3)}
     files.write_atomic(folder / FILE, json.dumps(values) + "\n")
 
 
@@ -26,9 +31,8 @@ def result(folder: Path) -> Mapping[str, Any]:
     values, problem = reading.loaded(folder / FILE)
     if problem or values.get("status") not in (PENDING, NOT_RUN):
         return {}
-    return {
-        "status": values["status"],
-        "started_s": values.get("submitted_s"),
-        "process": {"slurm_job": values.get("slurm_job")},
-        "cluster": {"topology": "slurm"},
-    }
+    job = {**values}
+    status = job.pop("status")
+    submitted_s = job.pop("submitted_s", None)
+    cluster = job.pop("cluster", None)
+    return {"status": status, "started_s": submitted_s, "process": job, "cluster": {"topology": cluster}}

@@ -1,4 +1,4 @@
-"""Settings of the engines that run psrun's tasks. Not part of the experiment, and therefore not a group."""
+"""The node `kubernetes` of the configuration: how the pods of a run are made. No part of the experiment."""
 
 from __future__ import annotations
 
@@ -50,33 +50,3 @@ class KubernetesKeys:
     port: int = at_least(1024)
     user: int = at_least(1)
     max_restarts: int = at_least(0)
-
-
-@dataclass(frozen=True)
-class SlurmJob:
-    """A batch job; None for Slurm's default.
-
-    Attributes:
-      time: time limit in the format of sbatch, such as 30 (minutes), 2:00:00 or 1-12.
-      nodes: number of nodes.
-      memory_per_cpu: such as 4G.
-      warn_s: time before the limit to save a checkpoint and requeue the job.
-      setup: shell lines to run before the tasks start, such as 'module load python'.
-      options: further sbatch options, such as --constraint=ib.
-    """
-
-    time: str | int | None
-    partition: str | None
-    account: str | None
-    qos: str | None
-    nodes: int | None
-    memory_per_cpu: str | int | None
-    setup: list[str]
-    options: list[str]
-    cpus_per_task: int = at_least(1)
-    warn_s: int = at_least(10)
-
-
-Submission = KubernetesKeys | SlurmJob
-# By cluster kind, which is also the name of the node in the configuration.
-SUBMISSIONS: dict[str, type] = {"kubernetes": KubernetesKeys, "slurm": SlurmJob}

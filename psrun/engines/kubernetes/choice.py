@@ -1,0 +1,29 @@
+"""`cluster=kubernetes`: its keys in the configuration, and its answers to the core."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from psrun.config.choices.clusters import Unsupervised
+from psrun.config.run_config import RunConfig
+from psrun.config.schema import at_least
+from psrun.config.topology import Topology
+from psrun.engines.kubernetes import pods
+
+
+@dataclass(frozen=True)
+class Kubernetes(Unsupervised):
+    """A cluster of pods: each gets its job and index from its environment; the addresses follow from the names."""
+
+    num_workers: int = at_least(1)
+    num_ps: int = at_least(1)
+
+    @classmethod
+    def resume_command(cls, resume: str, overrides: Sequence[str]) -> str:
+        again = [each for each in overrides if not each.startswith("cluster=")]  # the folder has another path in pods
+        return f"psrun submit kubernetes {shlex.join(again)} | kubectl apply -f -"
+
+    def topology(self, run: RunConfig, environment: Mapping[str, str]) -> Topology:
+        return pods.from_environment(run, environment)

@@ -1,0 +1,89 @@
+"""`cluster=slurm`: its keys in the configuration, and its answers to the core."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from psrun.config.choices.clusters import OnSeveralMachines, RestartLimits, Start, Supervised
+from psrun.config.run_config import RunConfig
+from psrun.config.schema import at_least
+from psrun.engines.slurm import allocation
+from psrun.errors import Problem
+
+
+@dataclass(frozen=True)
+class SlurmJob:
+    """A batch job; None for Slurm's default.
+
+    Attributes:
+      time: time limit in the format of sbatch, such as 30 (minutes), 2:00:00 or 1-12.
+      nodes: number of nodes.
+      memory_per_cpu: such as 4G.
+      warn_s: time before the limit to save a checkpoint and requeue the job.
+      setup: shell lines to run before the tasks start, such as 'module load python'.
+      options: further sbatch options, such as --constraint=ib.
+    """
+
+    time: str | int | None
+    partition: str | None
+    account: str | None
+    qos: str | None
+    nodes: int | None
+    memory_per_cpu: str | int | None
+    setup: list[str]
+    options: list[str]
+    cpus_per_task: int = at_least(1)
+    warn_s: int = at_least(10)
+
+
+@dataclass(frozen=True)
+class Slurm(OnSeveralMachines, Supervised):
+    """The nodes of a Slurm job, where the tasks run in a job step.
+
+    Attributes:
+      restart: the budget also limits the requeues for a lost node that psrun requests itself; `stop_timeout_s` must be
+        less than Slurm's KillWait.
+      interface: network interface between nodes, such as ib0; None for the route to the supervisor's node.
+    """
+
+    implementation: ClassVar[str] = "psrun.engines.slurm.steps:SlurmBackend"
+    fits_in_sweep: ClassVar[bool] = False
+    exit_signal: ClassVar[int | None] = allocation.EXIT_SIGNAL
+    restart: RestartLimits = field(kw_only=True)
+    interface: str | None = field(kw_only=True)
+    num_workers: int = at_least(1)
+    num_ps: int = at_least(1)
+
+    @property
+    def hang_limits(self) -> Any:
+        return self
+
+    @classmethod
+    def run_name(cls, environment: Mapping[str, str]) -> str | None:
+        return allocation.run_name(environment)
+
+    @classmethod
+    def job(cls, environment: Mapping[str, str]) -> dict[str, Any]:
+        if allocation.JOB_ID not in environment:
+            return {}
+        return {"slurm_job": environment[allocation.JOB_ID]}
+
+    @classmethod
+    def resume_command(cls, resume: str, overrides: Sequence[str]) -> str:
+        return f"psrun submit slurm {resume}"
+
+    def start(self, run: RunConfig, environment: Mapping[str, str]) -> Start:
+        job = allocation.job_of(run, environment)
+        return Start(name=job.key, may_find_run=True, patience_s=job.patience_s)
+
+    def problems(self, config: RunConfig) -> list[Problem]:
+        settings = config.submission
+        save_s = self.restart.stop_timeout_s
+        if not isinstance(settings, SlurmJob) or settings.warn_s > save_s:
+            return []
+        message = (
+            f"is {settings.warn_s}, must be greater than cluster.restart.stop_timeout_s={save_s:g}, the time to save"
+        )
+        return [Problem("slurm.warn_s", message)]
