@@ -19,7 +19,7 @@ SERVERS, PROCESSES, ELSEWHERE, MACHINES, IN_SWEEPS = QUESTIONS
         (["cluster=slurm"], {SERVERS, PROCESSES, MACHINES}),
         (["cluster=kubernetes"], {SERVERS, PROCESSES, ELSEWHERE, MACHINES}),
     ],
-    ids=" ".join,
+    ids=["ray", "ray-of-several-machines", "slurm", "kubernetes"],
 )
 def test_what_a_cluster_answers(arguments, true):
     cluster = loaded("evaluation=none", *arguments, "cluster.num_workers=2", "cluster.num_ps=1").cluster
