@@ -21,7 +21,7 @@ from psrun.errors import ExitCode, PsrunError
 from psrun.results import found, reading, run_state, submitted_run
 from psrun.results.run_folder import RESULT
 from psrun.runs.sweeps.sweep import RECORD
-from psrun.runs.sweeps.sweep_state import SweepReader
+from psrun.runs.sweeps.sweep_state import SweepReader, counted
 
 _SAVED_WITHIN_S = 60.0  # a run saves and ends within 25 s, its tasks within 10 s, and other hosts see it later
 _NOW_WITHIN_S = 15.0
@@ -105,8 +105,7 @@ class _Stopped:
                 return "gone: its process was killed"
             if state.status == "running":
                 return ""
-            counts = ", ".join(f"{number} {status}" for status, number in state.counts.items())
-            return f"{state.status} ({counts})"
+            return f"{state.status} ({counted(state.counts)})"
         now = run_state.look(self.folder)
         if now.gone:
             return f"gone: {now.gone}"

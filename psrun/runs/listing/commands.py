@@ -25,6 +25,7 @@ from psrun.runs.report.commands import add_filters, joined
 from psrun.runs.report.output import to_stdout
 from psrun.runs.report.rows import Row
 from psrun.runs.report.table import STYLES, headings
+from psrun.runs.sweeps.sweep_state import counted
 
 _SPARE = ("where", "engine", "size", "age")  # the columns that a terminal hides first
 _RIGHT = ("age", "size")
@@ -191,7 +192,7 @@ def _cells(line: _Line) -> dict[str, str]:
 
 def _status(row: Row) -> str:
     """The status; of a sweep with its jobs by status."""
-    counts = ", ".join(f"{number} {status}" for status, number in row.get("jobs", {}).items())
+    counts = counted(row.get("jobs", {}))
     return f"{row['status']} ({counts})" if counts else row["status"]
 
 

@@ -80,6 +80,11 @@ class SweepState:
         return {name: value for name, value in job.metrics.items() if name == self.metric}
 
 
+def counted(counts: Mapping[str, int]) -> str:
+    """The number of jobs by status in words: '2 completed, 1 waiting'; empty without a job."""
+    return ", ".join(f"{number} {status}" for status, number in counts.items())
+
+
 class SweepReader:
     """Reads the state of the jobs below `path`; finished jobs only once, unless they are resumed.
 

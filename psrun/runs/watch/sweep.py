@@ -19,7 +19,7 @@ from psrun.errors import ConfigError, ExitCode, SweepError
 from psrun.results.console import numbers, warner
 from psrun.results.run_folder import PRUNED
 from psrun.runs.sweeps.sweep import Job, Sweep
-from psrun.runs.sweeps.sweep_state import SweepReader, SweepState
+from psrun.runs.sweeps.sweep_state import SweepReader, SweepState, counted
 from psrun.runs.watch.run import EVERY_S
 
 _SHARE = 10  # at most one part in ten of the time is spent on reading
@@ -192,7 +192,7 @@ def overview(state: SweepState, room: int) -> Group:
 def summary(state: SweepState) -> Text:
     """The number of jobs by status, and the best job."""
     many = "1 job" if len(state.jobs) == 1 else f"{len(state.jobs)} jobs"
-    counts = ", ".join(f"{count} {status}" for status, count in state.counts.items()) or "none yet"
+    counts = counted(state.counts) or "none yet"
     best = state.best
     name = state.metric
     if best is None or name is None:
