@@ -116,7 +116,7 @@ class HangDetector:
         return self.silent_s <= 2 * limit_s and any(other.silent_s > limit_s / 2 for other in others)
 
     def waited(self, now_s: float) -> None:
-        """The wait for a heartbeat begins again: a task that the process may have waited for is killed."""
+        """The wait for a heartbeat begins again: a task that the process may have waited for has ended."""
         self._heartbeat.reset(now_s)
 
     def progressed(self, now_s: float) -> None:

@@ -185,10 +185,17 @@ class Supervisor:
         elif code is not None:
             self._backend.find_lost_machines()  # a chief reports a lost server long before an engine does
             self._failed(task, *self._cause_of_exit(task))
+            self._release_chief(task)
         elif cause := self._hangs(task):
             self._backend.find_lost_machines()
             self._failed(task, task.task, cause)
-            self._detectors[CHIEF].waited(self._clock.now_s())
+            self._release_chief(task)
+
+    def _release_chief(self, lost: TaskHandle) -> None:
+        """The chief may have been silent because it waited for a silent task that is lost now; it needs a moment."""
+        chief = self._detectors[CHIEF]
+        if chief.may_wait_for([self._detectors[lost.task]]):
+            chief.waited(self._clock.now_s())
 
     def _require_outcome(self, code: ExitCode) -> None:
         """Raises the error of a chief that failed before it could record one: PsrunError, or ConfigError."""

@@ -59,7 +59,6 @@ RUNS = {
     "two workers": ("cluster=local", "evaluation=none", "cluster.num_workers=2", "cluster.num_ps=1"),
     "sidecar": ("cluster=local", "evaluation=sidecar", "cluster.num_workers=1", "cluster.num_ps=1"),
     "synchronous": ("cluster=multi_worker_mirrored", "trainer=fit", "evaluation=none"),
-    "one of each job": ("cluster=local", "evaluation=none", "cluster.num_workers=1", "cluster.num_ps=1"),
 }
 
 

@@ -31,6 +31,15 @@ EXAMPLES = {
     "all move with the evaluator, and every step counts as lost": Schedule(
         "sidecar", (Fault(0.665, "machine", "evaluator-0"),), budget=2, steps=120, seed=564
     ),
+    "a hung worker exits, and the chief that waited for it is killed before its next heartbeat": Schedule(
+        "two workers",
+        (
+            Fault(1.239, "hang", "worker-0", 1),
+            Fault(5.116, "exit", "worker-0", -15),
+            Fault(6.871, "hang", "chief-0", 0),
+        ),
+        seed=1937,
+    ),
 }
 
 
@@ -101,6 +110,13 @@ def test_a_task_that_hangs_is_killed_after_the_limit_and_its_row_says_how_long_i
 def test_a_chief_that_waits_for_a_hung_server_is_not_killed_before_or_after_it(task, seed):
     world = run(Schedule("parameter servers", (Fault(3.0, "hang", task, 1),), steps=120, seed=seed))
     assert [lost for lost, _ in failures(world)] == [task]
+
+
+def test_a_chief_that_hangs_gets_no_more_time_when_a_server_that_did_not_hang_exits():
+    faults = (Fault(3.0, "hang", "chief-0"), Fault(6.0, "exit", "worker-1", -9))
+    world = run(Schedule("two workers", faults, steps=120))
+    assert [lost for lost, _ in failures(world)] == ["worker-1", "chief-0"]
+    assert world.folder.result["recoveries"][-1]["at_s"] - 3.0 < HEARTBEAT_S + 2.0
 
 
 def test_a_lost_chief_costs_the_steps_since_the_checkpoint_once():
