@@ -5,8 +5,8 @@
 
 DLRM and wide and deep over 26 categories of 20,000 values each, with two workers and two parameter servers and without
 parameter servers. DLRM also with categories that are lists, with one stacked table in plain TensorFlow
-(limit_by_hand.py), and in PyTorch with an EmbeddingBag per category (torch_by_hand.py). Rounds and ratios are those of
-benchmarks/speed.py.
+(tensorflow_by_hand.py), and in PyTorch with an EmbeddingBag per category (torch_by_hand.py). Rounds and ratios are
+taken as in benchmarks/speed.py.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from click_examples import NUM_FEATURES
-from measured import Goal, show_goals
+from by_hand import NUM_FEATURES
+from measured import ByHand, Goal, Measurements, Psrun, Setting, Way, show_goals
 from rich.console import Console
-from ways import ByHand, Measurements, Psrun, Setting, Way
 
 LIST_EXAMPLES = 8192  # the pipeline's graph holds the ids of all examples
 

@@ -1,4 +1,4 @@
-"""Steps per second of psrun beside the same model trained by hand (benchmarks/speed_by_hand.py).
+"""Steps per second of psrun beside the same model trained by hand (benchmarks/tensorflow_by_hand.py).
 
     python benchmarks/speed.py [--repetitions N] [--stale] [--adam] [--torch] [--json FILE] [--plot FILE]
 
@@ -21,9 +21,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from measured import Goal, Summary, drawn, plot_problem, show_goals
+from measured import ByHand, Goal, Measurements, Psrun, Setting, Summary, Way, drawn, plot_problem, show_goals
 from rich.console import Console
-from ways import ByHand, Measurements, Psrun, Setting, Way
 
 KINDS = ("tutorial", "packed", "fit", "local", "limit")
 STALE = ("model.wire=bfloat16", "trainer.prefetch_rows=true", "trainer.dense_sync_every=5")

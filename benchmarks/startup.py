@@ -1,11 +1,9 @@
-"""How fast psrun starts, restarts and sweeps: two versions in turns, or this version beside other programs.
+"""How fast psrun starts, restarts and sweeps: two versions in turns.
 
     python benchmarks/startup.py --checkout FOLDER [--this FOLDER] [--only NAME,...] [--repeat N] [--json FILE]
-    python benchmarks/startup.py --peers [PYTHON] [--only local,sweep-none] [--repeat N] [--json FILE]
 
 `--checkout` is another version of psrun, installed in FOLDER/.venv; `--this` may name one, too. In each round, the two
-versions do the same thing one right after the other; who goes first changes. `--peers` runs torchrun with as many
-processes as a local cluster has, and a sweep by joblib; PYTHON is that of an environment with PyTorch.
+versions do the same thing one right after the other; who goes first changes.
 
 The time to the first step begins with the start of the command and ends with the step that `time_to_first_step_s` in
 run.json is about. A recovery begins with the signal and ends with the event `recovery`, for which the supervisor reads
@@ -50,7 +48,6 @@ _SHORT = (
     f"trainer.steps_per_epoch={STEPS_PER_EPOCH}",
 )  # fmt: skip
 _TASKS = ("cluster.num_workers=2", "cluster.num_ps=2")
-_NUM_PROCESSES = 5  # of a local cluster: the chief, two workers and two parameter servers
 _WITHIN_S = 300.0
 _ENDS_WITHIN_S = 10.0
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
@@ -180,21 +177,6 @@ _OF_VERSIONS: Mapping[str, Callable[[Path, Path], Figures]] = {
 }
 
 
-# -- what is measured of other programs
-
-
-def _torchrun(python: str, folder: Path) -> Figures:
-    file = folder / "first_step"
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={_NUM_PROCESSES}"]
-    spent = _run([*launcher, str(BENCHMARKS / "torch_start_by_hand.py"), str(file)], folder, python)
-    return _start_figures("local", float(file.read_text(encoding="ascii")) - spent.began_s, spent)
-
-
-def _joblib(python: str, folder: Path) -> Figures:
-    numbers = map(str, (EPOCHS, STEPS_PER_EPOCH, *SEEDS))
-    return _sweep_figures("none", _run([str(BENCHMARKS / "sweep_by_hand.py"), *numbers], folder, python))
-
-
 # -- processes
 
 
@@ -256,16 +238,14 @@ def main() -> None:
         figures = _measured(_pairs(options), options.repeat, console)
     console.print(f"\n`{shlex.join(['python', *sys.argv])}`, load of the machine before: {load:.1f}")
     for sides, group in itertools.groupby(figures.items(), key=lambda item: tuple(item[1])):
-        console.print(f"\n{_table(sides, dict(group), {} if options.peers else _TARGETS)}")
+        console.print(f"\n{_table(sides, dict(group), _TARGETS)}")
     if options.json:
         options.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    other = parser.add_mutually_exclusive_group(required=True)
-    other.add_argument("--checkout", type=Path, help="of the version to compare with")
-    other.add_argument("--peers", nargs="?", const=sys.executable, metavar="PYTHON", help="compare with other programs")
+    parser.add_argument("--checkout", type=Path, required=True, help="of the version to compare with")
     parser.add_argument("--this", type=Path, default=BENCHMARKS.parent, help="checkout of the version to measure")
     parser.add_argument("--only", default="", metavar="NAME,...", help=f"of {', '.join(_OF_VERSIONS)}; by default all")
     parser.add_argument("--repeat", type=int, default=5, help="number of rounds")
@@ -277,21 +257,16 @@ def _pairs(options: argparse.Namespace) -> dict[str, Pair]:
     """What is to be measured, by name."""
     this = options.this.resolve()
     this_side = f"psrun {_prepared(this)}"
-    if options.peers:
-        torchrun = functools.partial(_torchrun, options.peers)
-        joblib = functools.partial(_joblib, sys.executable)
-        others = {"local": ("torchrun", torchrun), "sweep-none": ("joblib", joblib)}
-    else:
-        checkout = options.checkout.resolve()
-        side = f"other psrun {_prepared(checkout)}"
-        others = {name: (side, functools.partial(measure, checkout)) for name, measure in _OF_VERSIONS.items()}
-    chosen = options.only.split(",") if options.only else [*others]
-    if unknown := set(chosen) - others.keys():
-        raise SystemExit(f"--only: unknown names: {', '.join(sorted(unknown))}; there are {', '.join(others)}")
-    return {
-        name: {others[name][0]: others[name][1], this_side: functools.partial(_OF_VERSIONS[name], this)}
-        for name in chosen
-    }
+    checkout = options.checkout.resolve()
+    other_side = f"other psrun {_prepared(checkout)}"
+    chosen = options.only.split(",") if options.only else [*_OF_VERSIONS]
+    if unknown := set(chosen) - _OF_VERSIONS.keys():
+        raise SystemExit(f"--only: unknown names: {', '.join(sorted(unknown))}; there are {', '.join(_OF_VERSIONS)}")
+    pairs: dict[str, Pair] = {}
+    for name in chosen:
+        measure = _OF_VERSIONS[name]
+        pairs[name] = {other_side: functools.partial(measure, checkout), this_side: functools.partial(measure, this)}
+    return pairs
 
 
 def _prepared(checkout: Path) -> str:

@@ -133,7 +133,7 @@ def test_a_run_can_be_exported_and_used_later_and_stays_as_it_was(trained):
 @pytest.mark.thorough
 def test_runs_resume_from_every_layout_in_every_other():
     """The table in docs/guides/checkpoints.md, for an optimizer whose slots have shapes of their own."""
-    script = REPOSITORY / "benchmarks" / "layouts.py"
+    script = REPOSITORY / "tests" / "harness" / "layouts.py"
     command = [sys.executable, script, "--optimizers", "rowwise_adagrad", "--trainers", "fit"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stdout

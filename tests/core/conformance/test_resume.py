@@ -255,7 +255,7 @@ def test_the_files_of_hydra_are_replaced_whole(composed, tmp_path):
 @pytest.mark.thorough
 @pytest.mark.command
 def test_a_run_resumes_on_another_cluster(psrun):
-    """By the command; benchmarks/layouts.py, which `test_export` runs, resumes from every layout in every other."""
+    """By the command; tests/harness/layouts.py, which `test_export` runs, resumes from every layout in every other."""
     first = psrun("partitioner=fixed_shards", "optimizer=adam", *QUICK, "trainer.epochs=1")
     assert first.code == 0, first.stderr
     assert re.search(r"completed 20 steps in [\d.]+ s \(first step after [\d.]+ s\)  loss", first.stdout)

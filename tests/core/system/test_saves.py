@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from fault_injection import MOSTLY_WAITING
@@ -14,26 +15,36 @@ from support import REPOSITORY, many_epochs
 pytestmark = pytest.mark.cluster
 
 BENCHMARKS = REPOSITORY / "benchmarks"
+HARNESS = REPOSITORY / "tests" / "harness"
 
 
-def script(name: str, *arguments: str) -> str:
+def script(path: Path, *arguments: str) -> str:
     done = subprocess.run(
-        [sys.executable, str(BENCHMARKS / name), *arguments], capture_output=True, text=True, timeout=400, check=False
+        [sys.executable, str(path), *arguments], capture_output=True, text=True, timeout=400, check=False
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return done.stdout
 
 
 def test_a_save_that_is_cut_short_costs_no_more_than_itself():
-    message = script("save_faults.py", "--kills", "2", "--rows", str(1 << 19))
+    message = script(HARNESS / "save_faults.py", "--kills", "2", "--rows", str(1 << 19))
     assert "2 kills, and the run went on from the last complete checkpoint" in message
 
 
 @pytest.mark.release
 def test_the_table_stays_on_the_parameter_servers(tmp_path):
     """A table of 256 MiB and as much again of slots: neither save, restore nor verify holds it in one place."""
-    script("checkpoint.py", "--rows", str(1 << 22), "--repetitions", "1", "--json", str(tmp_path / "figures.json"))
-    (figures,) = json.loads((tmp_path / "figures.json").read_text())
+    report = tmp_path / "figures.json"
+    script(
+        BENCHMARKS / "checkpoint.py",
+        "--rows",
+        str(1 << 22),
+        "--repetitions",
+        "1",
+        "--json",
+        str(report),
+    )
+    (figures,) = json.loads(report.read_text())
     assert figures["bytes"] > 512 << 20
     assert figures["chief grows in a save, MiB"] < 100
     assert figures["chief grows in a restore, MiB"] < 100

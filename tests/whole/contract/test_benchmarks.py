@@ -11,7 +11,6 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
 from rich.console import Console
 from support import REPOSITORY
 
@@ -34,8 +33,7 @@ class Scripted:
 
 def test_a_way_that_fails_is_a_row_and_the_others_are_measured(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    from measured import Goal
-    from ways import Measurements
+    from measured import Goal, Measurements
 
     written = "open('rates.json', 'w').write('[2.0, 4.0]')"
     crashing = Scripted("crashing", "import sys; sys.stderr.write('LLVM ERROR: [inconsistency]'); sys.exit(134)")
@@ -69,27 +67,26 @@ def imported(name: str) -> set[str]:
             modules |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             modules.add(node.module)
-    benchmarks = [each for each in modules if (BENCHMARKS / f"{each}.py").exists()]
+    benchmarks = [each for each in modules - {name} if (BENCHMARKS / f"{each}.py").exists()]
     return modules.union(*map(imported, benchmarks))
 
 
-@pytest.mark.parametrize("name", ["torch_by_hand", "torch_rpc_by_hand", "torch_start_by_hand"])
-def test_the_ways_of_pytorch_import_no_tensorflow(name):
-    roots = {each.partition(".")[0] for each in imported(name)}
+def test_the_ways_of_pytorch_import_no_tensorflow():
+    roots = {each.partition(".")[0] for each in imported("torch_by_hand")}
     assert "torch" in roots
     assert not {"tensorflow", "tf_keras", "keras", "psrun"} & roots
 
 
 def test_what_the_ways_of_pytorch_share_with_others_brings_no_tensorflow():
-    pieces = "import by_hand, click_examples"
-    here = f"{pieces}\ntry:\n import torch_by_hand\nexcept ModuleNotFoundError as error:\n assert error.name == 'torch'"
+    attempt = "try:\n import torch_by_hand\nexcept ModuleNotFoundError as error:\n assert error.name == 'torch'"
+    here = f"import by_hand\n{attempt}"
     script = f"{here}\nimport sys\nassert 'tensorflow' not in sys.modules"
     subprocess.run([sys.executable, "-c", script], cwd=BENCHMARKS, check=True, timeout=60)
 
 
 def test_each_way_names_a_program_that_knows_its_kind(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    from ways import ByHand, Setting
+    from measured import ByHand, Setting
 
     for kind in ("packed", "limit", "torch", "torch_ps"):
         program, given, *_ = ByHand(kind, kind, Setting()).command(tmp_path)

@@ -1,6 +1,6 @@
 """From every layout to every other: does a run resume with each variable, slot and counter equal, bit by bit?
 
-    python benchmarks/layouts.py [--optimizers adagrad,adam,sgd,lazy_adam] [--trainers custom_loop,fit]
+    python tests/harness/layouts.py [--optimizers adagrad,adam,sgd,lazy_adam] [--trainers custom_loop,fit]
 
 Trains a few steps in each layout with each trainer and saves, then builds the same program in each layout for each
 trainer and restores, all in this process with servers that are threads of it. What is compared is what the variables
@@ -29,7 +29,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import numpy as np
 from rich.console import Console
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "harness"))
+sys.path.insert(0, str(Path(__file__).parent))
 from support import SMALL, run_config
 
 from psrun.checkpoint.checkpoints import Checkpoints

@@ -1,6 +1,6 @@
 """Kills the chief or a parameter server at a random moment of a save, again and again: does the run always resume?
 
-    python benchmarks/save_faults.py [--kills N] [--seed N] [--rows N] [--folder FOLDER]
+    python tests/harness/save_faults.py [--kills N] [--seed N] [--rows N] [--folder FOLDER]
 
 One `psrun cluster=local` with a table large enough that a save takes a while. Each time a save begins, a task is killed
 after a random part of the time that a save takes. The run must resume from the checkpoint that was complete before, or
@@ -23,13 +23,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "harness"))
+sys.path.insert(0, str(Path(__file__).parent))
 from fault_injection import Cluster
 
 from psrun.checkpoint.store import Store
 from psrun.errors import ExitCode
 
-BENCHMARKS = Path(__file__).parent
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 _TASKS = ("chief-0", "ps-0", "ps-1")
 _WITHIN_S = 120.0
 _SAVES_MEASURED = 4
