@@ -9,3 +9,9 @@ for file in psrun/*/part.py; do
 done
 rm -rf "$1"/tests/{engines,keras3,recsys,runs,tables,whole}
 ln -s ../conf "$1/psrun/conf"  # as setup.py places it
+# Where psrun is installed to be edited, Python would find the parts in the project itself.
+cat >"$1/sitecustomize.py" <<'END'
+import sys
+
+sys.meta_path[:] = [finder for finder in sys.meta_path if "__editable__" not in getattr(finder, "__module__", "")]
+END

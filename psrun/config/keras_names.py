@@ -143,7 +143,9 @@ def _of_other_metric(name: str, key: str) -> Iterator[Problem]:
         yield Problem(key, f"{name} {error}")
         return
     offered = [each.replace("@K", "@10") for each in parts.metrics()]
-    yield _no_such_name(name, key, "metrics", [*metrics(), *offered], parts.missing())
+    known = [*metrics(), *offered]
+    missing = "" if schema.is_near(name, known) else parts.missing()
+    yield _no_such_name(name, key, "metrics", known, missing)
 
 
 def _no_such_name(name: str, key: str, kind: str, names: Collection[str], missing: str) -> Problem:

@@ -9,7 +9,6 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from psrun.results import staleness
-from psrun.runs.sweeps.sweep import Job, Sweep
 
 KINDS = {"none": {"kind": "none"}, "fixed_shards": {"kind": "fixed_shards", "num_shards": 2}}
 
@@ -86,8 +85,10 @@ def a_sweep(folder: Path) -> Path:
     return folder
 
 
-def a_recorded_sweep(folder: Path, **changes: object) -> Sweep:
-    """A sweep of three jobs: the second is the best, the third has not started."""
+def a_recorded_sweep(folder: Path, **changes: object) -> Any:
+    """A sweep of three jobs, a `psrun.runs.sweeps.sweep.Sweep`: the second is the best, the third has not started."""
+    from psrun.runs.sweeps.sweep import Job, Sweep  # the core's tests have runs, and no sweeps
+
     sweep = Sweep(folder, ["seed=1,2,3"], metric="val_auc", mode="max", status="interrupted")
     for number, auc in enumerate((0.7, 0.9)):
         a_run(folder / str(number), seed=number, auc=auc)

@@ -12,7 +12,7 @@ FROM_SERVERS = {"ResourceGather", "ReadVariableOp", "ConcatV2", "Reshape", "Assi
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(("model", "locking"), [("embedding", "false"), ("wide_deep", "true")])
+@pytest.mark.parametrize(("model", "locking"), [("embedding", "false"), ("embedding", "true")])
 def test_nothing_of_an_update_comes_back_to_the_worker(psrun, tmp_path, model, locking):
     """Neither rows, sums nor checks; only that it is done. Each of them would be a message for every shard and step."""
     dumps = tmp_path / "dumps"

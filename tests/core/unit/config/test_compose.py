@@ -24,9 +24,8 @@ from psrun import files
 from psrun.cli import hydra_app
 from psrun.config import compose
 from psrun.config.compose import Composer
-from psrun.errors import ConfigError, ExitCode, RunFolderError
+from psrun.errors import ConfigError, ExitCode, Interrupted, RunFolderError
 from psrun.roles import run_process
-from psrun.runs.sweeps.runner import SweepSignal
 
 # Values of Hydra's grammar: numbers, texts, lists, mappings, references.
 VALUES = st.sampled_from(
@@ -70,7 +69,7 @@ def test_what_psrun_composes_is_what_hydra_composes(arguments):
 
 
 @pytest.mark.parametrize(
-    "raised", [KeyboardInterrupt(), SweepSignal(signal.SIGTERM)], ids=lambda each: type(each).__name__
+    "raised", [KeyboardInterrupt(), Interrupted(signal.SIGTERM)], ids=lambda each: type(each).__name__
 )
 def test_a_signal_that_comes_while_hydra_opens_a_file_is_not_hidden(monkeypatch, raised):
     """Hydra's `finally: f.close()` fails there, as there is no f yet."""

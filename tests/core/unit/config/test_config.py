@@ -126,7 +126,7 @@ def test_a_command_imports_no_sweeps_and_nothing_of_the_configuration_imports_te
         "import sys, hydra, psrun.cli.dispatch, psrun.roles.run_process; from psrun.config import parse; "
         "slow = {'importlib.metadata'} if hydra.__version__ < '1.4' else set(); "  # which Hydra 1.4 itself imports
         "print(sorted((slow | {'psrun.runs.sweeps.hydra_sweeps', 'psrun.runs.sweeps.runner'}) & {*sys.modules})); "
-        "sys.path.insert(0, 'tests/harness'); import support; support.run_config('model=wide_deep', 'trainer=fit'); "
+        "sys.path.insert(0, 'tests/harness'); import support; support.run_config('model=dense', 'trainer=fit'); "
         "print(sorted(m for m in sys.modules if m in ('tensorflow', 'tf_keras', 'pandas')))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

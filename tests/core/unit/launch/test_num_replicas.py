@@ -85,14 +85,3 @@ def test_a_resumed_run_keeps_the_batch_of_a_replica_with_any_number_of_replicas(
     now = raw_config("cluster=mirrored", "cluster.num_replicas=3", *FIVE)
     held = recorded_config.as_recorded(now, now, tmp_path, overrides)
     assert (held["data"]["batch_size_per_replica"], held["data"]["global_batch_size"]) == (5, 15)
-
-
-@pytest.mark.thorough
-def test_jobs_of_a_sweep_follow_each_by_its_replicas(psrun, tmp_path):
-    done = psrun(
-        "-m", "mode=plan", "cluster=mirrored", "cluster.num_replicas=1,2", "model=dense", *FIVE,
-        "optimizer.learning_rate='${by_batch_size:{5: 0.1, 10: 0.15}}'", f"hydra.sweep.dir={tmp_path}/sweep",
-    )  # fmt: skip
-    assert done.code == 0, done.stderr + done.stdout
-    configs = [OmegaConf.load(tmp_path / "sweep" / str(job) / "config.yaml") for job in range(2)]
-    assert [(each.data.global_batch_size, each.optimizer.learning_rate) for each in configs] == [(5, 0.1), (10, 0.15)]

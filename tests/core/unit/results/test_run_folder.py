@@ -10,7 +10,6 @@ import os
 import threading
 
 import pytest
-from recorded_runs import a_run
 from rich.console import Console
 
 from psrun import files, process
@@ -21,9 +20,6 @@ from psrun.results.console import ConsoleSink, ProgressLine
 from psrun.results.events import Event, Progress
 from psrun.results.run_folder import RunFolder
 from psrun.roles import run_process
-from psrun.runs.listing.commands import main as list_runs
-from psrun.runs.logs import main as logs
-from psrun.runs.stop import main as stop
 
 
 def test_run_json_is_whole_at_every_moment_and_knows_no_nan(tmp_path):
@@ -81,20 +77,6 @@ def test_a_run_whose_process_is_gone_is_not_reported_as_running(tmp_path):
     state = run_state.look(tmp_path)
     assert (state.status, state.outcome) == ("running", "gone")
     assert state.gone.endswith("exited without recording a status")
-
-
-def test_a_run_that_is_gone_says_how_it_is_resumed(tmp_path, monkeypatch, capfd):
-    monkeypatch.chdir(tmp_path)
-    gone = {"status": "running", "process": {**process.place(), "pid": 2**22 + 1}}  # more than Linux has
-    folder = a_run(tmp_path / "runs" / "A", **gone)
-    (folder / "logs").mkdir()
-    (folder / "logs" / "chief-0.log").write_text("its log\n")
-    os.utime(folder / "run.json", (0, 0))
-    os.utime(folder / "metrics.jsonl", (0, 0))
-    for command, arguments in ((list_runs, []), (stop, ["A"]), (logs, ["A"])):
-        assert command(arguments) == 0
-        output = capfd.readouterr()
-        assert "to resume: psrun resume=runs/A\n" in output.out + output.err
 
 
 @pytest.mark.parametrize(("resumes", "key"), [(True, "resume"), (False, "hydra.run.dir")])
