@@ -161,7 +161,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """The thread pools of a cluster in this process must be set before any test makes TensorFlow do anything."""
+    """Skips what needs a part that is not here, and sets the thread pools of a cluster in this process.
+
+    They must be set before any test makes TensorFlow do anything.
+    """
+    for mark in item.iter_markers("part"):
+        if not (REPOSITORY / "psrun" / mark.args[0]).is_dir():
+            pytest.skip(f"psrun/{mark.args[0]} is not here")
     if any(item.get_closest_marker(marker) for marker in ("tensorflow", "inprocess", "thorough")):
         _configure_threads()
 

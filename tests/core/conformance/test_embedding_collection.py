@@ -163,6 +163,7 @@ def test_every_layout_restores_every_other_bit_by_bit(cluster_spec, tmp_path):
 
 
 @pytest.mark.thorough
+@pytest.mark.part("recsys")
 def test_a_run_of_psrun_0_1_0_is_resumed(train, tmp_path):
     """It wrote a checkpoint after 6 steps with two shards a table, and resumed from it until step 12."""
     folder = RunFolder.create(tmp_path / "earlier", raw={})

@@ -263,9 +263,16 @@ def validated(program: Program) -> Mapping[str, float]:
     return {name: float(value) for name, value in results.items()} | dict.fromkeys(undefined, UNDEFINED)
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in DEFAULT else pytest.param(name, marks=pytest.mark.thorough) for name in CASES]
-)
+def marks_of(name: str) -> list[pytest.MarkDecorator]:
+    marks = []
+    if name not in DEFAULT:
+        marks.append(pytest.mark.thorough)
+    if CASES[name].network is of_keras3:
+        marks.append(pytest.mark.part("keras3"))
+    return marks
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=marks_of(name)) for name in CASES])
 def test_every_evaluation_is_that_of_keras_or_refused(cluster_spec, name):
     case, results = CASES[name], {}
     expected = by_keras(case)

@@ -26,7 +26,7 @@ QUICK = ["trainer.epochs=2", "trainer.steps_per_epoch=20", "data.num_train_examp
 @pytest.mark.inprocess
 @pytest.mark.parametrize(
     "model",
-    ["embedding", pytest.param("wide_deep", marks=pytest.mark.thorough)],
+    ["embedding", pytest.param("wide_deep", marks=[pytest.mark.thorough, pytest.mark.part("recsys")])],
 )
 def test_an_export_gives_the_predictions_of_the_run(train, images, model):
     pieces = (f"model={model}", "partitioner=fixed_shards", "export.at_end=true", "trainer.epochs=1")

@@ -330,6 +330,7 @@ def test_a_run_that_is_going_on_is_left_alone(psrun, tmp_path):
         going_on.close()
 
 
+@pytest.mark.part("runs")
 @pytest.mark.parametrize(
     ("before", "now", "names"),
     [

@@ -28,7 +28,7 @@ def weights(folder: RunFolder) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize(
     ("trainer", "model", "optimizer"),
     [
-        ("custom_loop", "wide_deep", "lazy_adam"),
+        pytest.param("custom_loop", "wide_deep", "lazy_adam", marks=pytest.mark.part("recsys")),
         ("fit", "dense", "adam"),
     ],
 )

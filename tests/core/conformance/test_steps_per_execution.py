@@ -50,6 +50,7 @@ def test_short_steps_are_measured_again_with_ten(before, step_s, least, wanted):
 
 
 @pytest.mark.thorough
+@pytest.mark.part("recsys")
 @pytest.mark.parametrize(
     ("trainer", "optimizer"),
     [

@@ -211,10 +211,12 @@ PARTITIONERS = {
     [
         ("none", "none", "fit", "cnn"),
         ("inprocess", "max_size", "custom_loop", "embedding"),
+        pytest.param(
+            "inprocess", "min_size", "fit", "wide_deep", marks=[pytest.mark.thorough, pytest.mark.part("recsys")]
+        ),
         *(
             pytest.param(*case, marks=pytest.mark.thorough)
             for case in [
-                ("inprocess", "min_size", "fit", "wide_deep"),
                 ("inprocess", "fixed_shards", "fit", "dense"),
                 ("inprocess", "min_size", "custom_loop", "cnn"),
             ]

@@ -48,7 +48,7 @@ def test_what_cannot_be_trained_is_reported_by_key(train, overrides, message):
 
 
 @pytest.mark.inprocess
-@pytest.mark.parametrize("kind", ["half", "keras3_tf_idf"])
+@pytest.mark.parametrize("kind", ["half", pytest.param("keras3_tf_idf", marks=pytest.mark.part("keras3"))])
 def test_layers_that_need_whole_weights_are_reported_with_the_partitioner(train, kind):
     uncut = ("model=dense", "~model.hidden_units", "model._target_=user_models.uncut", f"+model.kind={kind}")
     with pytest.raises(ConfigError, match="partitioner: is fixed_shards"):

@@ -47,7 +47,7 @@ def test_a_wrong_label_ends_the_run_with_its_value_and_its_place(train, pieces, 
     ("pieces", "shown"),
     [
         ([NONE], "the id 2148"),
-        ([WORKERS, KERAS3], "the id 2148"),
+        pytest.param([WORKERS, KERAS3], "the id 2148", marks=pytest.mark.part("keras3")),
         ([WORKERS, "partitioner=fixed_shards"], "an id"),
     ],
 )

@@ -17,6 +17,7 @@ EPOCHS = 8  # not done before a lost worker is back
 ONCE = {"0": 0, "1": NUM_EXAMPLES, "2": 0, "3+": 0}
 
 
+@pytest.mark.part("tables")
 def test_a_worker_that_is_killed_costs_no_row_and_repeats_none(start, tmp_path):
     """Rows of lists, of which one in five is empty and two are truncated."""
     rows = (f"{'|'.join(map(str, range(n % 5)))},{'|'.join(['0.5'] * (n % 5))},{n % 2}" for n in range(NUM_EXAMPLES))
