@@ -9,6 +9,7 @@ import time
 
 import pytest
 from plain_config import loaded, plain_config
+from support import HARNESS
 
 from psrun import parts
 from psrun.cli import dispatch
@@ -85,7 +86,7 @@ from psrun.roles import run_process
 parse.load(plain_config("cluster=local", "model=embedding"))
 print([name for name in sys.modules if name.startswith(("psrun.engines.", "psrun.runs.")) and name[-5:] != ".part"])
 """
-    path = os.pathsep.join(sys.path)
+    path = os.pathsep.join([str(HARNESS), str(HARNESS.parent)])  # a sweep in this process adds its plug-ins to Python's
     run = subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, check=True, capture_output=True, text=True
     )

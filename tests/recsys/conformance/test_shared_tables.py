@@ -33,7 +33,7 @@ PIECES = (
 def model_of(name: str, **options: Any) -> Any:
     tf_keras.backend.clear_session()  # which numbers the layers
     own = {"query_features": ["clicked", "price"]} if name == "two_tower" else {}
-    return getattr(importlib.import_module(f"psrun.models.{name}"), name)(
+    return getattr(importlib.import_module(f"psrun.recsys.models.{name}"), name)(
         Pairs(), embedding_dim=4, stack=False, **own, **options
     )
 

@@ -152,7 +152,7 @@ def test_exported_models_keep_the_same_end(keep):
     ragged = {name: tf.ragged.constant(LONG[name], dtype=source.features[name].dtype) for name in source.features}
     padded = {name: each.to_tensor() for name, each in ragged.items()}
     padded["history_length"] = tf.constant([len(each) for each in LONG["history"]], tf.int64)
-    found = export._without_padding(source, padded)
+    found = export.without_padding(source, padded)
     chosen = slice(-4, None) if keep == "last" else slice(4)
     for name, each in found.items():
         assert each.to_list() == [values[chosen] for values in LONG[name]]
