@@ -158,8 +158,7 @@ class Supervisor:
     def _may_end(self, task: TaskHandle, code: int | None) -> bool:
         """Whether the task may exit with this code: the chief ends the run, others may exit a moment before it.
 
-        Tasks of the data service read the end of the run in run.json before the chief exits. From then on, nobody needs
-        a server that is lost.
+        Once run.json has the end of the run, nobody needs a server that is lost.
         """
         if task.task == CHIEF:
             return final(code) is not None
