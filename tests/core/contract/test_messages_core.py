@@ -110,7 +110,7 @@ COMBINATIONS = [
     "consistency=sync trainer.steps_per_execution=5 trainer.prefetch_rows=true trainer.dense_sync_every=2",
     "optimizer=adam optimizer.use_ema=true",
     "model=dense cluster=multi_worker_mirrored trainer=fit data.sharding=file data.visitation=once",
-    "model=dense model.loss=mse_ model.metrics=[auk] model.class_weight=[1,2]",
+    "model=dense model.loss=mse_ model.metrics=[aucc] model.class_weight=[1,2]",
     f"trainer.hooks='[{RAISES}, every_steps: 1, every_s: 2}}]'",
 ]
 # Callbacks of tf-keras with trainer=fit that do not what they say, with further arguments.
