@@ -49,7 +49,7 @@ def test_the_wheel_holds_everything_and_runs_in_a_new_folder(tmp_path):
         ("conf", "yaml", "psrun/conf"),
         ("experiments", "yaml", "psrun/conf/experiment"),
         ("psrun", "py", "psrun"),
-        ("psrun/results/report", "html", "css", "js", "psrun/results/report"),
+        ("psrun/runs/report", "html", "css", "js", "psrun/runs/report"),
         ("psrun/cli/project_template", "py", "yaml", "md", "psrun/cli/project_template"),
     ):
         for kind in kinds:
