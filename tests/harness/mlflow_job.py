@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from psrun.config import choices
 from psrun.config.run_config import SweepKeys
 from psrun.results.events import Event
 from psrun.results.run_folder import RunFolder
 from psrun.results.trackers.tracking import TrackedRun
+from psrun.runs.trackers.choices import MLflow
 
 
 def store(sweep: Path) -> str:
@@ -19,7 +19,7 @@ def store(sweep: Path) -> str:
 def job(sweep: Path, number: int, loss: float, barrier) -> None:
     """A job of a sweep as MLflow sees it."""
     folder = RunFolder.create(sweep / str(number), raw={})
-    chosen = choices.MLflow("mlflow", store(sweep), "tests")
+    chosen = MLflow("mlflow", store(sweep), "tests")
     sink = chosen.load()(chosen, TrackedRun("mlflow", folder, {"seed": number}, SweepKeys("val_loss", "min", 1)))
     barrier.wait(60)
     sink.event(Event("start", None, 0.0, {}))
