@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -112,22 +112,23 @@ def every() -> Iterator[Part]:
     yield from others()
 
 
+def _first(tables: Iterable[Mapping[str, str]], name: str) -> str | None:
+    """What the first table that has the name has for it; None if none has. Later tables are not asked."""
+    for table in tables:
+        if name in table:
+            return table[name]
+    return None
+
+
 def command(word: str) -> str | None:
     """The function of the command of a part; None if none has it."""
-    for part in every():
-        if word in part.commands:
-            return part.commands[word]
-    return None
+    return _first((part.commands for part in every()), word)
 
 
 def choice(group: str, kind: str) -> type | None:
     """The dataclass of a choice that a part offers; None if none does."""
-    for part in every():
-        name = part.choices.get(group, {}).get(kind)
-        if name is not None:
-            found: type = load(name)
-            return found
-    return None
+    name = _first((part.choices.get(group, {}) for part in every()), kind)
+    return None if name is None else load(name)
 
 
 def kinds(group: str) -> list[str]:
@@ -174,10 +175,7 @@ def gatherings() -> list[str]:
 
 def output(key: str) -> str | None:
     """The function of the part that makes the output of a key; None if no part does."""
-    for part in every():
-        if key in part.outputs:
-            return part.outputs[key]
-    return None
+    return _first((part.outputs for part in every()), key)
 
 
 def without_part(key: str) -> Problem:
@@ -187,11 +185,8 @@ def without_part(key: str) -> Problem:
 
 def settings(kind: str) -> type | None:
     """The dataclass of the settings of an engine; None if there is no such engine, or if it has none."""
-    for part in every():
-        if kind in part.settings:
-            found: type = load(part.settings[kind])
-            return found
-    return None
+    name = _first((part.settings for part in every()), kind)
+    return None if name is None else load(name)
 
 
 def engines_with_settings() -> list[str]:

@@ -111,9 +111,9 @@ class _Recorded:
         composed = folder / HYDRA[0]
         self._choices = choices
         trackers = _names(choices.get("tracker"))
-        self._written: Any = (
-            recorded_config.renewed(recorded_config.read(composed), trackers) if composed.exists() else {}
-        )
+        self._written: Any = {}
+        if composed.exists():
+            self._written = recorded_config.renewed(recorded_config.read(composed), trackers)
         known = {**groups.choices(arguments), **self._choices}
         before = recorded_config.renewed_arguments(before)
         held = overrides.parsed([each for each in before if key_of(each) not in self._now])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any, ClassVar
+
+from psrun import parts
 
 
 class Choice:
@@ -22,5 +23,4 @@ class Choice:
         Raises:
           ImportError, AttributeError: it does not exist.
         """
-        module, _, name = self.implementation.partition(":")
-        return getattr(importlib.import_module(module), name)
+        return parts.load(self.implementation)
