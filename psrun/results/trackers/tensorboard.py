@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
@@ -16,6 +18,7 @@ from psrun.results.trackers.tracking import TrackedRun
 from psrun.tf_internals.summaries import write_session_start
 
 _WRITERS = {"epoch": "train", "evaluation": "evaluation", "staleness": "train", "system": "system"}
+_FILE_PREFIX = "events.out.tfevents."  # then SECONDS.HOST.PID.NUMBER.v2
 
 
 class TensorBoardSink(Sink):
@@ -78,11 +81,36 @@ class TensorBoardSink(Sink):
     @contextlib.contextmanager
     def _writing(self, name: str) -> Iterator[None]:
         if name not in self._writers:
-            self._writers[name] = tf.summary.create_file_writer(str(self._folder / name))
+            folder = self._folder / name
+            _wait_for_a_later_name(folder)
+            self._writers[name] = tf.summary.create_file_writer(str(folder))
         # The writer belongs to this process' CPU: without the device TensorFlow may place its ops on a server.
         with tf.device("/CPU:0"), self._writers[name].as_default():
             yield
         self._writers[name].flush()
+
+
+def _wait_for_a_later_name(folder: Path) -> None:
+    """Waits until a new events file in `folder` sorts behind the files that are there; a little over 1 s at most.
+
+    TensorBoard reads the files of a folder in the order of their names, which begin with the second in which
+    TensorFlow opened them. Within one second, process ids and counters are compared as text ("10" before "9"): the
+    file of a restored training could be read before the earlier file, and TensorBoard would draw forgotten values.
+    """
+    give_up = time.monotonic() + 1.1  # a file of a host whose clock is ahead does not stop the training
+    newest = _newest_second(folder)
+    while newest >= int(time.time()) and time.monotonic() < give_up:
+        time.sleep(0.02)
+
+
+def _newest_second(folder: Path) -> int:
+    """The latest second in the names of the events files in `folder`; 0 without any."""
+    newest = 0
+    for path in folder.glob(f"{_FILE_PREFIX}*"):
+        second = path.name.removeprefix(_FILE_PREFIX).partition(".")[0]
+        if second.isdecimal():
+            newest = max(newest, int(second))
+    return newest
 
 
 def _scalars(event: Event) -> dict[str, float | None]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from psrun.results.events import Event
@@ -57,3 +59,23 @@ def test_tensorboard_forgets_steps_that_are_trained_again(tmp_path):
     evaluator.close()
     last = len(STORY) - 1
     assert drawn("train") == drawn("evaluation") == [(5, 0.0), (10, 1.0), (15, float(last - 2)), (20, float(last))]
+
+
+@pytest.mark.tensorflow
+def test_tensorboard_reads_the_file_of_a_restored_training_last(tmp_path):
+    """Names of one second are compared as text: here the earlier training's name is behind every name of this host."""
+    from psrun.results.run_folder import RunFolder
+    from psrun.results.trackers.tensorboard import TensorBoardSink
+    from psrun.results.trackers.tracking import TrackedRun
+
+    run = TrackedRun("tensorboard", RunFolder(tmp_path), None, None)
+    folder = run.folder.tensorboard / "train"
+    folder.mkdir(parents=True)
+    earlier = folder / f"events.out.tfevents.{int(time.time()):010}.zzzz.9.9.v2"
+    earlier.touch()
+    sink = TensorBoardSink(None, run)
+    sink.event(Event("epoch", 5, 0.0, {"metrics": {"loss": 1.0}}))
+    sink.close()
+    names = sorted(path.name for path in folder.iterdir())
+    assert len(names) == 2
+    assert names[0] == earlier.name
