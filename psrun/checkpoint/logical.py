@@ -12,18 +12,17 @@ import tf_keras
 from psrun.checkpoint.literal_paths import literal
 from psrun.checkpoint.manifest import Contents, digest
 from psrun.program import stacks
-from psrun.tf_internals import names, optimizers, table_views
+from psrun.tf_internals import names, table_views
 from psrun.tf_internals.keras import layers_within
 from psrun.tf_internals.table_views import TableView
 from psrun.tf_internals.variables import shards_of, variables_of
 
 # The learning rate of an optimizer, or the present one of a schedule: a run that goes on may replace one by the other.
-_RATE = re.compile(r"optimizer/(.+/)?(learning_rate|_learning_rate|_current_learning_rate)/\.ATTRIBUTES/VARIABLE_VALUE")
+_RATE = re.compile(r"optimizer/(.+/)?(_learning_rate|_current_learning_rate)/\.ATTRIBUTES/VARIABLE_VALUE")
 
 _VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
 _LAYER = re.compile(r"model/layer_with_weights-(?P<number>\d+)/(?P<rest>.+)")
 _ITERATION = "optimizer/_iterations"
-_SLOT = "/.OPTIMIZER_SLOT/"  # of an optimizer of before Keras 2.11, beside the variable
 
 
 class LogicalCheckpoint:
@@ -43,7 +42,6 @@ class LogicalCheckpoint:
             for stack in stacks.of(network):
                 if stack.holds(name, slot.shape):
                     replaced[id(slot)] = stack.views(slot, name)
-        self._has_legacy_slots = optimizer is not None and optimizers.has_legacy_slots(optimizer)
         self._slots = slots  # `replaced` holds only their ids
         self._stacked = bool(stacks.of(network))
         self._collected = bool(stacks.collections(network))
@@ -93,9 +91,6 @@ class LogicalCheckpoint:
         if not self._stacked and not (moved and (there or self._collected)):
             self._restore_objects(prefix, there)
             return
-        if self._has_legacy_slots and moved:
-            text = "a legacy optimizer finds its slots only in the model with the same layers in the same order"
-            raise KeyError(f"no value for {moved[0]} at {own[moved[0]]}: {text}")
         if not there:
             stored = tf.train.load_checkpoint(prefix).get_variable_to_shape_map()
             there = keys_of_earlier(contents, stored, slots=self._whole)
@@ -171,7 +166,7 @@ def _of_model(names: list[str], stored_keys: Iterable[str]) -> Iterator[tuple[st
     by_layer: dict[int, dict[str, str]] = {}
     for key in stored_keys:
         match = _LAYER.fullmatch(key)
-        if match and _SLOT not in key:
+        if match:
             by_layer.setdefault(int(match["number"]), {})[match["rest"].rpartition("/")[2]] = key
     remaining = list(names)
     for _, attributes in sorted(by_layer.items()):

@@ -167,9 +167,8 @@ class DenseBundles(Stage):
         self._rows_ahead = rows_ahead
         self._factor = late_gradients.compensation(self._optimizer)
         by_server: dict[tuple[str, tf.DType], list[Any]] = {}
-        if optimizers.updates_together(self._optimizer):
-            for variable in _read_as_a_whole(program):
-                by_server.setdefault((variable.device, variable.dtype), []).append(variable)
+        for variable in _read_as_a_whole(program):
+            by_server.setdefault((variable.device, variable.dtype), []).append(variable)
         self._bundles = [Bundle(variables) for variables in by_server.values()]
         has_one_replica = program.distribution.strategy.num_replicas_in_sync == 1
         self._alone = has_one_replica and optimizers.aggregates_as_keras(self._optimizer)

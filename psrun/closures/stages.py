@@ -109,7 +109,7 @@ class Stages:
             for stage in self._stages:
                 stack.enter_context(stage.unrolled(num_steps))
             if update is not None:
-                stack.enter_context(replaced(self._optimizer, optimizers.update_method(self._optimizer), update))
+                stack.enter_context(replaced(self._optimizer, optimizers.UPDATE, update))
             if apply is not None:
                 stack.enter_context(replaced(self._optimizer, "apply_gradients", apply))
             for stage in reversed(self._stages):

@@ -16,6 +16,8 @@ from psrun.metrics import names as own_names
 BY_SHAPE = frozenset({"accuracy", "acc", "crossentropy", "ce"})
 # Parameters of every loss and metric; the configuration does not set them.
 CALLED_WITH = ("y_true", "y_pred")
+# By the class of a legacy optimizer, the one to use where it has another name. psrun refuses Nadam.
+_INSTEAD_OF_LEGACY = {"Nadam": "Adam", "OptimizerV2": "Optimizer"}
 _NO_NAMES = frozenset(
     {"Loss", "MeanMetricWrapper", "Metric", "Reduction", "deserialize", "experimental", "get", "serialize"}
 )
@@ -80,6 +82,24 @@ def problem_of_keras3(target: str, kind: str) -> str | None:
         "callbacks": "tf-keras trains, also models of Keras 3, and does not call it",
     }[kind]
     return f"is {target}, which is of Keras 3: {why}; use tf_keras.{kind}.{name}"
+
+
+def problem_of_legacy_optimizer(target: str) -> str | None:
+    """The problem of a `_target_` that is a legacy optimizer by its name; None for other targets."""
+    if not target.startswith(("tf_keras.", "tensorflow.")) or ".optimizers.legacy." not in target:
+        return None
+    kind = target.rpartition(".")[2]
+    return f"is {target}, {unsupported_legacy(kind)}"
+
+
+def unsupported_legacy(kind: str) -> str:
+    """What is said about a legacy optimizer of tf-keras, after its name: the reason and the replacement.
+
+    Args:
+      kind: the name of its class.
+    """
+    replacement = _INSTEAD_OF_LEGACY.get(kind, kind)
+    return f"a legacy optimizer, which psrun does not support; use tf_keras.optimizers.{replacement}"
 
 
 @functools.cache

@@ -253,6 +253,8 @@ def _read_optimizer(node: Any, problems: list[Problem]) -> Target | None:
     key = "optimizer.learning_rate"
     if target is not None and (problem := keras_names.problem_of_keras3(target.name, "optimizers")):
         problems.append(Problem("optimizer._target_", problem))
+    if target is not None and (problem := keras_names.problem_of_legacy_optimizer(target.name)):
+        problems.append(Problem("optimizer._target_", problem))
     if isinstance(rate, Mapping):
         if "_target_" not in rate:
             problems.append(Problem(key, f"is {dict(rate)}, must be a number, or a schedule with a _target_"))

@@ -81,7 +81,7 @@ def build_state(program: Program) -> None:
             prediction = tf.nest.map_structure(zeros, program.prediction_spec)
         _check_states(program)
         output_widths.check(program.prediction_spec, program.batch_spec[1], program.model, program.source)
-        optimizers.build(network.optimizer, network.trainable_variables)
+        network.optimizer.build(network.trainable_variables)
         with objective.named("loss"):
             network.compiled_loss.build(prediction)
         with objective.named("metrics"):

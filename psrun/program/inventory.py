@@ -20,12 +20,6 @@ from psrun.tf_internals import optimizers
 from psrun.tf_internals.variables import variables_of
 
 _MANY_ROWS = 100_000
-_SPARSE = (
-    tf_keras.optimizers.Adagrad,
-    tf_keras.optimizers.legacy.Adagrad,
-    tf_keras.optimizers.legacy.Ftrl,
-    tf_keras.optimizers.legacy.SGD,
-)
 
 
 def report(program: Program, reporter: Reporter, folder: RunFolder) -> None:
@@ -80,7 +74,7 @@ def observe(program: Program) -> list[placement.Placed]:
 
 def costs_of_dense_tables(optimizer: Any, placed: Iterable[placement.Placed]) -> list[str]:
     """Warnings with the cost of each large table that the optimizer updates as a whole."""
-    sparse = isinstance(optimizer, _SPARSE) or optimizers.has_momentum_of_0(optimizer)
+    sparse = isinstance(optimizer, tf_keras.optimizers.Adagrad) or optimizers.has_momentum_of_0(optimizer)
     if getattr(optimizer, "touches_rows_only", sparse):
         return []
     placed = list(placed)

@@ -15,7 +15,7 @@ import tensorflow as tf
 import tf_keras
 
 from psrun.cluster.placement import Placed
-from psrun.config import targets
+from psrun.config import keras_names, targets
 from psrun.config.rules import WITHOUT_AVERAGES
 from psrun.config.run_config import OF_A_RUN, RunConfig
 from psrun.errors import ConfigError, Problem
@@ -26,7 +26,7 @@ from psrun.tf_internals import keras, optimizers
 # The second step differs from that of the same optimizer without a function: a test compares them.
 _COUNTS_TRACES = (
     "of tf-keras counts steps in Python when a step is traced, so that its numbers depend on how often that is and on "
-    "the number of variables; use tf_keras.optimizers.legacy.Nadam, or Adam"
+    "the number of variables; use Adam"
 )
 _RATE_TO_TRY = 0.1  # the configured one may be so small that rounding hides a difference
 
@@ -44,7 +44,7 @@ def make_optimizer(run: RunConfig) -> Any:
     """The configured optimizer.
 
     Raises:
-      ConfigError: it is none of tf-keras; or as `prepare`.
+      ConfigError: it is none of tf-keras, or a legacy one; or as `prepare`.
     """
     optimizer = targets.called(run.optimizer)
     if not optimizers.is_optimizer(optimizer):
@@ -56,8 +56,18 @@ def make_optimizer(run: RunConfig) -> Any:
                 "optimizer of tf_keras.optimizers"
             )
         raise ConfigError([Problem("optimizer._target_", message)])
+    _refuse_legacy(optimizer, "optimizer._target_", f"{run.optimizer.name} returned")
     prepare(optimizer, run, "optimizer")
     return optimizer
+
+
+def _refuse_legacy(optimizer: Any, key: str, owner: str) -> None:
+    """Raises ConfigError at `key` for a legacy optimizer; its message begins with `owner`."""
+    kind = optimizers.legacy_kind(optimizer)
+    if kind is None:
+        return
+    name = type(optimizers.unscaled(optimizer)).__name__
+    raise ConfigError([Problem(key, f"{owner} {name}, {keras_names.unsupported_legacy(kind)}")])
 
 
 def prepare(optimizer: Any, run: RunConfig, key: str) -> None:
@@ -67,8 +77,10 @@ def prepare(optimizer: Any, run: RunConfig, key: str) -> None:
       key: of the optimizer, or of the model that has it.
 
     Raises:
-      ConfigError: it has options that psrun does not support, or steps that depend on how often they are traced.
+      ConfigError: it is a legacy one, has options that psrun does not support, or has steps that depend on how often
+        they are traced.
     """
+    _refuse_legacy(optimizer, key, "has")
     inner = optimizers.unscaled(optimizer)
     kind = type(inner).__name__
     if run.mode not in OF_A_RUN:
@@ -147,12 +159,9 @@ def like(optimizer: Any, run: RunConfig) -> Any:
 
 
 def _steps_by_row(optimizer: Any, make: Callable[[], Any]) -> bool:
-    """Known for the optimizers of tf-keras and of psrun; tried for others, and where a user's functions transform
-    gradients.
-    """
+    """Known for the optimizers of tf-keras and of psrun; tried for others."""
     inner = optimizers.unscaled(optimizer)
-    transforms = getattr(inner, "gradient_transformers", ())  # of a legacy optimizer
-    if type(inner).__module__.partition(".")[0] in _KNOWN and not transforms:
+    if type(inner).__module__.partition(".")[0] in _KNOWN:
         return not isinstance(inner, _BY_ALL_ROWS)
     return equal_in_shards(make)
 
@@ -178,7 +187,7 @@ def _changes(optimizer: Any, num_shards: int) -> np.ndarray:
     start = np.linspace(-1, 1, _ROWS * _DIM, dtype=np.float32).reshape(_ROWS, _DIM)
     cut = [_cut(name, start, num_shards) for name in ("layer/kernel", "table/embeddings")]
     variables = [shard for shards in cut for shard in shards]
-    optimizers.build(optimizer, variables)
+    optimizer.build(variables)
     random = np.random.default_rng(0)
     for ids in _IDS:
         kernel = random.normal(size=start.shape).astype(np.float32)

@@ -99,7 +99,7 @@ def check_storable(network: tf_keras.Model, optimizer: Any) -> None:
     """Checks that checkpoints can hold the tables of a network and their slots by table.
 
     Raises:
-      ConfigError: two tables have the same name, or the optimizer does not support stacks, or not these.
+      ConfigError: two tables have the same name, or the weights of only some tables of a stack decay.
     """
     layers = collections(network)
     names = Counter(table.name for layer in layers for table in layer.tables)
@@ -108,12 +108,6 @@ def check_storable(network: tf_keras.Model, optimizer: Any) -> None:
         raise ConfigError([Problem("model", message)])
     stacked = [stack for layer in layers for stack in layer.stacks if len(stack.tables) > 1]
     inner = optimizers.unscaled(optimizer)
-    if stacked and optimizers.is_legacy(inner):
-        # Their checkpoints find slots by the variable, in place of which they hold tables.
-        tables = ", ".join(table.name for table in stacked[0].tables)
-        kind = type(inner).__name__
-        message = f"legacy.{kind} loses its slots of tables that are stored together ({tables}) in checkpoints"
-        raise ConfigError([Problem("optimizer", f"{message}; use tf_keras.optimizers.{kind}, or stack=false")])
     patterns = optimizers.names_without_weight_decay(inner)
     problems = [Problem("optimizer", text) for stack in stacked for text in _decays_apart(stack, patterns)]
     if problems:

@@ -39,7 +39,7 @@ def iterations_in_checkpoint(reader: Any) -> int | None:
     """The steps that an optimizer in a checkpoint had applied; None where the checkpoint holds no optimizer.
 
     A checkpoint names values by the attributes of their objects: `_iterations` of an optimizer of tf-keras 2.21, `iter`
-    of one of before Keras 2.11.
+    of a legacy optimizer, with which another program may have trained.
     """
     shapes = reader.get_variable_to_shape_map()
     for name in ("optimizer/_iterations", "optimizer/iter", "model/optimizer/_iterations", "model/optimizer/iter"):

@@ -20,6 +20,10 @@ ADAGRAD_ACCUMULATORS = FTRL_ACCUMULATORS = "_accumulators"
 ADAM_MOMENTUMS, ADAM_VELOCITIES = "_momentums", "_velocities"
 FTRL_LINEARS = "_linears"
 
+# The method that updates the variables, once gradients are added up and clipped: the public `apply_gradients` does both
+# (tf-keras 2.21).
+UPDATE = "_internal_apply_gradients"
+
 
 class SlotOptimizer(tf_keras.optimizers.Optimizer):
     """For optimizers that make the slots of tf-keras' optimizers themselves, and take sparse gradients as they are.
@@ -58,19 +62,16 @@ class SlotOptimizer(tf_keras.optimizers.Optimizer):
 
 
 def is_optimizer(value: Any) -> bool:
-    """Whether the value is an optimizer of tf-keras, also one of before Keras 2.11."""
+    """Whether the value is an optimizer of tf-keras, also a legacy one."""
     return isinstance(value, tf_keras.optimizers.Optimizer | tf_keras.optimizers.legacy.Optimizer)
 
 
-def is_legacy(optimizer: Any) -> bool:
-    """Whether the optimizer is one of before Keras 2.11."""
-    return isinstance(optimizer, tf_keras.optimizers.legacy.Optimizer)
-
-
-def has_legacy_slots(optimizer: Any) -> bool:
-    """Whether checkpoints find the slots by the place of their variable: those of an optimizer of before Keras 2.11."""
+def legacy_kind(optimizer: Any) -> str | None:
+    """The name of the legacy optimizer of tf-keras that this one is or extends; None for another optimizer."""
     inner = unscaled(optimizer)
-    return is_legacy(inner) and bool(inner.get_slot_names())
+    if not isinstance(inner, tf_keras.optimizers.legacy.Optimizer):
+        return None
+    return next(kind.__name__ for kind in type(inner).__mro__ if kind.__module__.startswith("tf_keras."))
 
 
 def unscaled(optimizer: Any) -> Any:
@@ -83,7 +84,7 @@ def names_without_weight_decay(optimizer: Any) -> list[str]:
 
     Only a private attribute keeps what `exclude_from_weight_decay` was called with (tf-keras 2.21).
     """
-    if is_legacy(optimizer) or not optimizer.weight_decay:
+    if not optimizer.weight_decay:
         return []
     return list(getattr(optimizer, "_exclude_from_weight_decay_names", ()))  # set by the first call
 
@@ -146,37 +147,15 @@ def clips(optimizer: Any) -> bool:
     return any(getattr(inner, name, None) for name in ("clipnorm", "clipvalue", "global_clipnorm"))
 
 
-def build(optimizer: Any, variables: Sequence[tf.Variable]) -> None:
-    """Makes the slots of an optimizer, and its counter of steps.
-
-    One of before Keras 2.11 has no public method for it: Keras calls this at the first step (tf-keras 2.21).
-    """
-    if is_legacy(optimizer):
-        _ = optimizer.iterations
-        optimizer._create_all_weights(variables)
-    else:
-        optimizer.build(variables)
-
-
 def learning_rates(optimizer: Any) -> list[tf.Variable]:
-    """The variable of the learning rate: with a schedule, the one of its present value; none of a legacy optimizer."""
-    rate = None if is_legacy(optimizer) else optimizer.learning_rate
+    """The variable of the learning rate: with a schedule, the one of its present value."""
+    rate = optimizer.learning_rate
     return [rate] if hasattr(rate, "assign") else []
 
 
 def counters(optimizer: Any) -> list[tf.Variable]:
-    """The counter of steps and the learning rate; an optimizer of before Keras 2.11 has more of that kind.
-
-    Those are public only one by one, by names that depend on the optimizer (tf-keras 2.21).
-    """
-    inner = unscaled(optimizer)
-    others = inner._hyper.values() if is_legacy(inner) else learning_rates(inner)
-    return [each for each in (optimizer.iterations, *others) if hasattr(each, "assign")]
-
-
-def updates_together(optimizer: Any) -> bool:
-    """Whether the optimizer updates all variables in one method, once gradients are added up and clipped."""
-    return not is_legacy(optimizer)
+    """The counter of steps and the learning rate."""
+    return [optimizer.iterations, *learning_rates(unscaled(optimizer))]
 
 
 def aggregates_as_keras(optimizer: Any) -> bool:
@@ -195,14 +174,6 @@ def without_aggregation(optimizer: Any) -> dict[str, bool]:
     return {option: True} if passes_on or option in parameters else {}
 
 
-def update_method(optimizer: Any) -> str:
-    """The name of the method that updates the variables, once gradients are added up and clipped.
-
-    The public `apply_gradients` does both. An optimizer of before Keras 2.11 has no other method (tf-keras 2.21).
-    """
-    return "_internal_apply_gradients" if updates_together(optimizer) else "apply_gradients"
-
-
 def replace_clipnorm(optimizer: Any, clip: Callable[[Sequence[Any], Sequence[Any], float], Sequence[Any]]) -> None:
     """Replaces what `clipnorm` does, if it is set.
 
@@ -214,14 +185,6 @@ def replace_clipnorm(optimizer: Any, clip: Callable[[Sequence[Any], Sequence[Any
     optimizer = unscaled(optimizer)
     clipnorm = optimizer.clipnorm
     if not isinstance(clipnorm, int | float) or clipnorm <= 0:  # with which Keras clips nothing, or fails
-        return
-    if is_legacy(optimizer):
-
-        def clip_pairs(pairs: Any) -> Any:
-            gradients, variables = zip(*pairs)
-            return list(zip(clip(gradients, variables, clipnorm), variables))
-
-        replace(optimizer, "_clipnorm_fn", lambda _: clip_pairs)
         return
     applied = list[Any]()
 

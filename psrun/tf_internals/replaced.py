@@ -19,7 +19,6 @@ REPLACED = {
     "apply_gradients": "optimizers: the stages of a closure (`Stages`), late gradients, clipping of whole variables",
     "_internal_apply_gradients": "optimizers: the stages of a closure, once gradients are added up and clipped",
     "_clip_gradients": "optimizers: clipping of whole variables, which Keras clips shard by shard",
-    "_clipnorm_fn": "optimizers of before Keras 2.11: the same",
     "_use_weight_decay": "optimizers: names of variables instead of names of shards",
     "update_step": "SGD: a momentum of 0, which loses updates of other workers",
     "_v": "variables of parameter servers: what they wrap, while the steps of a closure are traced",

@@ -36,6 +36,12 @@ def model(source: Ids, **options: Any) -> tf_keras.Model:
     return tf_keras.Model({"ids": ids}, tf_keras.layers.Dense(1, kernel_initializer="ones")(averaged))
 
 
+def table_alone(source: Ids) -> tf_keras.Model:
+    """The mean over rows of one number and ids: no dense weight."""
+    ids = tf_keras.Input((IDS,), dtype=tf.int64, name="ids")
+    return tf_keras.Model({"ids": ids}, tf_keras.layers.GlobalAveragePooling1D()(layers.Embedding(ROWS, 1)(ids)))
+
+
 def partly_frozen(source: Ids) -> tf_keras.Model:
     """A table and a dense layer that are trained, beside others that are not."""
     ids = tf_keras.Input((IDS,), dtype=tf.int64, name="ids")

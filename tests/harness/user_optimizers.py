@@ -37,13 +37,12 @@ def with_averages(learning_rate: float) -> Any:
     return tf_keras.optimizers.Adam(learning_rate, use_ema=True)
 
 
-def centralized(learning_rate: float) -> Any:
-    """The mean of a gradient over the rows is taken away."""
+class Legacy(tf_keras.optimizers.legacy.Nadam):
+    """Extends a legacy optimizer."""
 
-    def without_mean(pairs: Any) -> Any:
-        return [(each - tf.reduce_mean(tf.convert_to_tensor(each), 0), variable) for each, variable in pairs]
 
-    return tf_keras.optimizers.legacy.SGD(learning_rate, gradient_transformers=[without_mean])
+def scaled_legacy(learning_rate: float) -> Any:
+    return tf_keras.mixed_precision.LossScaleOptimizer(Legacy(learning_rate))
 
 
 def nothing(learning_rate: float) -> None:
@@ -56,7 +55,7 @@ def scaled_nadam() -> Any:
 
 def network(source: Any, *, kind: str) -> Any:
     """A model with a second optimizer."""
-    made = {"Adafactor": tf_keras.optimizers.Adafactor, "Averaged": lambda: with_averages(0.1)}
+    made = {"Adafactor": tf_keras.optimizers.Adafactor, "Averaged": lambda: with_averages(0.1), "Legacy": Legacy}
     model = tf_keras.Sequential([tf_keras.Input((10,)), tf_keras.layers.Dense(4, name="dense")])
     model.add(tf_keras.layers.Dense(1, name="prediction"))
     model.second = made[kind]()

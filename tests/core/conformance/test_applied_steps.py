@@ -16,7 +16,6 @@ pytestmark = pytest.mark.inprocess
 
 EXAMPLES, BATCH, PACKED = 96, 8, 4
 STEPS = 2 * EXAMPLES // BATCH
-LEGACY_SGD = ("optimizer=sgd", "optimizer._target_=tf_keras.optimizers.legacy.SGD")
 
 
 class Losing:
@@ -117,7 +116,7 @@ def arguments(*pieces: str) -> list[str]:
     "pieces",
     [
         ("trainer=custom_loop",),
-        pytest.param(("trainer=fit", *LEGACY_SGD), marks=pytest.mark.thorough),
+        pytest.param(("trainer=fit", "optimizer=sgd"), marks=pytest.mark.thorough),
         pytest.param(("optimizer.delay_compensation=0", "trainer.prefetch_rows=true"), marks=pytest.mark.thorough),
     ],
 )

@@ -22,14 +22,12 @@ from psrun.layers.layout import StackLayout
 from psrun.layers.stack import TableOffsets
 from psrun.optimizers import sparse
 from psrun.program import compiled_model, inventory, make_optimizer
-from psrun.tf_internals import optimizers
 
 pytestmark = pytest.mark.tensorflow
 
 ROWS, DIM = 6, 3
 NAMES = ("layer/kernel", "table/embeddings", "layer/bias")
 CLOSE = {"rtol": 1e-5, "atol": 2e-6}
-BASES = (tf_keras.optimizers.Optimizer, tf_keras.optimizers.legacy.Optimizer)
 # Found by the tests below, which fail where a class is missing here or need not be here.
 NOT_BY_ROW = {"Adafactor"}
 NOT_AS_TRACED = {"Nadam"}
@@ -43,12 +41,12 @@ OPTIONS = (
 
 def kinds() -> dict[str, type]:
     keras = tf_keras.optimizers
-    modules = {"": keras, "legacy.": keras.legacy, "experimental.": keras.experimental, "psrun.": sparse}
+    modules = {"": keras, "experimental.": keras.experimental, "psrun.": sparse}
     classes: dict[str, type] = {}
     for prefix, module in modules.items():
         for name, kind in vars(module).items():
-            is_optimizer = inspect.isclass(kind) and issubclass(kind, BASES) and not inspect.isabstract(kind)
-            has_a_rule = is_optimizer and of_keras(kind) not in BASES
+            is_optimizer = inspect.isclass(kind) and issubclass(kind, keras.Optimizer) and not inspect.isabstract(kind)
+            has_a_rule = is_optimizer and of_keras(kind) is not keras.Optimizer
             if has_a_rule and not name.startswith("_") and kind not in classes.values():
                 classes[f"{prefix}{name}"] = kind
     return classes
@@ -68,8 +66,6 @@ def made(kind: type, given: dict[str, Any]) -> Any:
     options = {name: value for name, value in given.items() if name not in ("flags", "schedule", "excluded")}
     if given.get("flags"):
         options |= {name: value for name, value in FLAGS.items() if name in known}
-    if "weight_decay" in options and issubclass(kind, tf_keras.optimizers.legacy.Optimizer):
-        del options["weight_decay"]
     rate = tf_keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5) if given.get("schedule") else 0.1
     try:
         optimizer = kind(learning_rate=rate, **options)
@@ -128,7 +124,7 @@ def trained(optimizer: Any, num_shards: int = 1, traced: bool = False) -> list[n
     """The kernel, the table and the bias after the steps."""
     shards = cut(num_shards)
     variables = [each for parts in shards for each in parts]
-    optimizers.build(optimizer, variables)
+    optimizer.build(variables)
 
     def apply(*step: tf.Tensor) -> None:
         optimizer.apply_gradients(list(zip(gradients(*step, num_shards), variables)))
@@ -233,15 +229,11 @@ def test_sgd_does_not_add_what_others_write_to_its_slot():
 # -- shards and stacks as Keras alone
 
 
-def options_of(name: str) -> Sequence[dict[str, Any]]:
-    return OPTIONS[::2] if name.startswith("legacy.") else OPTIONS
-
-
 @pytest.mark.parametrize("name", KINDS)
 def test_shards_are_updated_as_the_whole_variable_by_keras(name):
     kind = KINDS[name]
     agreeing = []
-    for given in options_of(name):
+    for given in OPTIONS:
         whole, shards = made(kind, given), made(kind, given)
         if whole is not None:
             agreeing.append(agree(trained(whole), trained(prepared(shards), 2)))
@@ -323,7 +315,7 @@ def test_parameter_servers_update_shards_as_keras_updates_the_whole_variable(clu
             optimizer = prepared(made(kind, given))
             variables = [tf.Variable(start(), name=of) for of in NAMES[:2]]
             shards = [shard for each in variables for shard in each.variables]
-            optimizers.build(optimizer, shards)
+            optimizer.build(shards)
             updated[name] = (optimizer, variables, shards, given)
 
     def step(*given: tf.Tensor) -> None:

@@ -130,10 +130,6 @@ def test_stacked_tables_do_not_decay_apart(name):
     refused("optimizer", stacks.check_storable, network("a", "b"), optimizer)
 
 
-def test_legacy_optimizers_of_stacked_tables():
-    refused("optimizer", stacks.check_storable, network("a", "b"), tf_keras.optimizers.legacy.Adam(0.1))
-
-
 @pytest.mark.parametrize(("wanted", "cpus", "gpus"), [(None, (1, 1), (2, 1)), (2, (2, 1), (0, 0))])
 def test_replicas_that_a_worker_lacks(wanted, cpus, gpus, monkeypatch):
     def logical(kind: str, counts: tuple[int, ...]) -> list[Any]:
@@ -202,6 +198,7 @@ PLANNED = {
     "all rows of shards": ((*CUT, f"{OWN}Lamb", "optimizer.learning_rate=1e-9"), "partitioner"),
     "all rows, by an optimizer of a model": ((*SECOND, "+model.kind=Adafactor"), "partitioner"),
     "averages of an optimizer of a model": ((*SECOND, "+model.kind=Averaged"), "model"),
+    "a legacy optimizer of a model": ((*SECOND, "+model.kind=Legacy"), "model"),
     "a constraint of columns": ((*BOUNDED, "+model.kind=columns"), "partitioner"),
     "a regularizer of columns": ((*BOUNDED, "+model.kind=orthogonal"), "partitioner"),
     "sharding by files of a source without": (
@@ -222,6 +219,7 @@ def test_what_a_plan_shows(case):
     ("pieces", "key"),
     [
         ((f"{OWN}scaled_nadam", "~optimizer.learning_rate"), "optimizer"),
+        ((f"{OWN}scaled_legacy",), "optimizer._target_"),
         (("optimizer._target_=tensorflow.compat.v1.train.AdagradOptimizer",), "optimizer._target_"),
     ],
 )

@@ -12,8 +12,7 @@ import tensorflow as tf
 import tf_keras
 from embeddings import Basket, baskets
 
-from psrun import layers
-from psrun.checkpoint.logical import LogicalCheckpoint, name_of
+from psrun.checkpoint.logical import LogicalCheckpoint
 from psrun.checkpoint.manifest import Contents
 from psrun.checkpoint.sources import KerasCheckpoints
 from psrun.cluster import placement
@@ -26,7 +25,6 @@ from psrun.optimizers.sparse import SparseAdagrad
 from psrun.program import stacks
 from psrun.program.compiled_model import decide_lookups
 from psrun.program.stacks import of
-from psrun.tf_internals import optimizers
 
 pytestmark = pytest.mark.tensorflow
 
@@ -86,9 +84,6 @@ def test_tables_of_a_stack_begin_with_any_initializer():
                     )
 
 
-LEGACY = tf_keras.optimizers.legacy.Adam
-
-
 def excluding(name: str, kind: type = tf_keras.optimizers.AdamW) -> Any:
     optimizer = kind(0.1)
     optimizer.exclude_from_weight_decay(var_names=[name])
@@ -98,8 +93,6 @@ def excluding(name: str, kind: type = tf_keras.optimizers.AdamW) -> Any:
 @pytest.mark.parametrize(
     ("make", "refused"),
     [
-        (lambda: LEGACY(0.1), True),
-        (lambda: tf_keras.mixed_precision.LossScaleOptimizer(LEGACY(0.1)), True),
         (lambda: tf_keras.optimizers.Adam(0.1), False),
         (lambda: excluding("^b/embeddings:0$"), True),
         (lambda: excluding("^b/embeddings:0$", tf_keras.optimizers.Adam), False),  # without a decay
@@ -108,7 +101,7 @@ def excluding(name: str, kind: type = tf_keras.optimizers.AdamW) -> Any:
         (lambda: excluding("bias"), False),
     ],
 )
-def test_a_legacy_optimizer_and_weight_decay_of_some_tables_are_refused_for_stacks(make, refused):
+def test_weight_decay_of_some_tables_is_refused_for_stacks(make, refused):
     stacks.check_storable(_network("a", "b", stack=False), make())
     network = _network("a", "b", stack=True)
     with pytest.raises(ConfigError, match=r"^optimizer") if refused else contextlib.nullcontext():
@@ -117,20 +110,16 @@ def test_a_legacy_optimizer_and_weight_decay_of_some_tables_are_refused_for_stac
 
 def _checkpointed(kind: str, stack: bool, rate: Any, steps: int = 0, **options: Any) -> tuple[Any, Any]:
     """An optimizer after some steps of a network, and their checkpoint."""
-    kinds = {
-        "Adam": tf_keras.optimizers.Adam,
-        "legacy.Adam": tf_keras.optimizers.legacy.Adam,
-        "LazyAdam": sparse.LazyAdam,
-    }
+    kinds = {"Adam": tf_keras.optimizers.Adam, "LazyAdam": sparse.LazyAdam}
     network, optimizer = _network("a", "b", stack=stack), kinds[kind](rate, **options)
-    optimizers.build(optimizer, network.trainable_variables)
+    optimizer.build(network.trainable_variables)
     for _ in range(steps):
         optimizer.apply_gradients([(tf.ones_like(each), each) for each in network.trainable_variables])
     return optimizer, LogicalCheckpoint(network, optimizer)
 
 
 @pytest.mark.parametrize(
-    ("kind", "stack", "with_schedule"), [("Adam", True, True), ("legacy.Adam", False, False), ("LazyAdam", True, False)]
+    ("kind", "stack", "with_schedule"), [("Adam", True, True), ("Adam", False, False), ("LazyAdam", True, False)]
 )
 def test_a_schedule_and_a_rate_take_each_others_place(tmp_path, kind, stack, with_schedule):
     schedule, path = tf_keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5), str(tmp_path / "written")
@@ -166,10 +155,9 @@ def test_a_run_of_an_earlier_release_goes_on_without_its_moving_averages(tmp_pat
 
 @pytest.mark.parametrize(
     ("kind", "stack", "name"),
-    [("Adam", True, "iteration"), ("Adam", False, "dense/kernel"), ("legacy.Adam", False, "dense/kernel")],
+    [("Adam", True, "iteration"), ("Adam", False, "dense/kernel")],
 )
 def test_a_checkpoint_without_a_value_of_an_object_does_not_restore(tmp_path, kind, stack, name):
-    """Nor where values have moved and a legacy optimizer would lose its slots."""
     _, checkpoint = _checkpointed(kind, stack, 0.1)
     path = str(tmp_path / "written")
     checkpoint.write(tf.constant(path))
@@ -200,24 +188,6 @@ def test_weights_of_keras_without_a_table_are_those_of_another_model(tmp_path, s
     KerasCheckpoints(tmp_path).restore(network, "ckpt-2", 1)
     prediction = network({name: np.ones((1, 1), np.int64) for name in "ab"})
     assert np.isfinite(prediction).all()
-
-
-def test_the_network_alone_restores_from_an_earlier_checkpoint_with_a_legacy_optimizer(tmp_path):
-    """psrun 0.1.0 did not store keys, and a legacy optimizer has other keys for its slots."""
-    tf_keras.backend.clear_session()
-    inputs = {name: tf_keras.Input((1,), dtype=tf.int64, name=f"{name}_ids") for name in "ab"}
-    rows = [layers.Embedding(10 + 3 * index, 4, name=name)(inputs[name]) for index, name in enumerate("ab")]
-    output = tf_keras.layers.Dense(1)(tf_keras.layers.Flatten()(tf_keras.layers.Add()(rows)))
-    network, optimizer = tf_keras.Model(inputs, output), tf_keras.optimizers.legacy.Adam(0.1)
-    optimizer.apply_gradients([(tf.ones(each.shape), each) for each in network.trainable_variables])
-    path = str(tmp_path / "written")
-    tf.train.Checkpoint(model=network, optimizer=optimizer).write(path)
-    slots = {name_of(slot): {} for slot in optimizer.variables()}
-    contents = Contents("Adam", {name_of(each): {} for each in network.variables}, slots, [])
-    ids = {name: np.arange(6)[:, np.newaxis] for name in "ab"}
-    expected, network = network(ids), _network("a", "b", stack=True)
-    LogicalCheckpoint(network).restore(path, contents)
-    np.testing.assert_array_equal(network(ids), expected)
 
 
 def test_the_configuration_keeps_that_a_collection_is_stored_alone():

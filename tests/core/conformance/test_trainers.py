@@ -61,7 +61,7 @@ def adamw() -> tf_keras.optimizers.Optimizer:
 # One step with each optimizer and option is in test_optimizer_steps.py.
 OPTIMIZERS: Mapping[str, Callable[[], Any]] = {
     "optimizer._target_=tf_keras.optimizers.AdamW": adamw,
-    "optimizer._target_=tf_keras.optimizers.legacy.Adam": lambda: tf_keras.optimizers.legacy.Adam(WarmUp(0.05, 9)),
+    "optimizer=adam": lambda: tf_keras.optimizers.Adam(WarmUp(0.05, 9)),
     "optimizer=sgd": lambda: tf_keras.optimizers.SGD(0.1),
 }
 ADAMW = (
@@ -70,13 +70,13 @@ ADAMW = (
     "optimizer.learning_rate={_target_: tf_keras.optimizers.schedules.ExponentialDecay, "
     "initial_learning_rate: 0.01, decay_steps: 5, decay_rate: 0.7}",
 )  # fmt: skip
-LEGACY_ADAM = (
-    "optimizer._target_=tf_keras.optimizers.legacy.Adam",
+ADAM = (
+    "optimizer=adam",
     "optimizer.learning_rate={_target_: test_trainers.WarmUp, peak: 0.05, steps: 9}",
 )
 OWN_LOOP = ("trainer=own_loop", "trainer._target_=user_code.plain")
 CASES = {
-    "fit-none": ("trainer=fit", "cluster=none", "evaluation=direct", *LEGACY_ADAM),
+    "fit-none": ("trainer=fit", "cluster=none", "evaluation=direct", *ADAM),
     "custom_loop-exact": ("trainer=custom_loop", "partitioner=fixed_shards", "evaluation=exact", *ADAMW),
     "own_loop-one_device": (*OWN_LOOP, "cluster=one_device", "evaluation=direct"),
     "fit-validation": ("trainer=fit", "partitioner=fixed_shards", "evaluation=validation", "+model.l2=0"),

@@ -96,7 +96,7 @@ VALUES: dict[str, list[Any]] = {
     "data.label_vocabulary": ["yes", ["a"], ["a", "a"], ["a", 1]],
     "optimizer.learning_rate": [-1, float("nan"), "fast", True, None, {"decay": 0.9}, [0.1, 0.2], "???"],
     "optimizer.epsilon": [[1e-7]],
-    "optimizer._target_": ["tf_kears.optimizers.Adam"],
+    "optimizer._target_": ["tf_kears.optimizers.Adam", "tf_keras.optimizers.legacy.Nadam"],
     "early_stopping.metric": ["val_auc"],
     "restore": ["newest", "best"],
     "experiment": ["dlrm", {"seed": 1}],
@@ -309,7 +309,7 @@ def test_a_partitioner(tmp_path, says):
     says(partitioners.make(run.partitioner), shape=tf.TensorShape([8, 20]), dtype=tf.float32)
 
 
-@pytest.mark.parametrize("name", ["with_averages", "nothing"])
+@pytest.mark.parametrize("name", ["with_averages", "nothing", "Legacy"])
 def test_an_optimizer(name, says):
     says(make_optimizer, run_config(f"optimizer._target_=user_optimizers.{name}"))
 

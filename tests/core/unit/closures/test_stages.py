@@ -57,11 +57,10 @@ class Named(Stage):
 
 
 @pytest.mark.tensorflow
-@pytest.mark.parametrize("legacy", [False, True])
-def test_gradients_leave_a_step_from_the_inside(legacy):
+def test_gradients_leave_a_step_from_the_inside():
     seen: list[str] = []
-    kinds = tf_keras.optimizers.legacy if legacy else tf_keras.optimizers
-    optimizer, variable = kinds.SGD(1.0), tf.Variable(5.0)
+    optimizer = tf_keras.optimizers.SGD(1.0)
+    variable = tf.Variable(5.0)
     stages = Stages(optimizer, [Named("outer", seen), Named("inner", seen)])
     assert list(stages.inputs()) == ["outer", "inner"]
     stages.begin({"outer": tf.constant(0), "inner": tf.constant(10)})
