@@ -287,30 +287,32 @@ class Stop:
     thread does not handle a signal, since it waits in native code.
 
     Before `defer` is called, the first signal raises Interrupted in the main thread, and starts a timer: libraries may
-    discard the exception, but the process ends. Afterwards the signal sets `requested`, calls `on_request` and starts
-    the timer: the work polls `requested` and shuts down within the grace period, or the process exits. A second signal
-    exits immediately, except SIGHUP: shells repeat it, and it may follow a Ctrl-C.
+    discard the exception, but the process ends. Afterwards the signal sets `requested` and starts the timer: the work
+    polls `requested` and shuts down within the grace period, or the process exits. A second signal exits immediately,
+    except SIGHUP: shells repeat it, and it may follow a Ctrl-C.
 
     Attributes:
       requested: set when the process is to end.
       signum: the signal; None before.
-      on_request: called in the main thread when the signal arrives.
-      at_once: called right before an immediate exit.
-      record: called after `at_once` with the reason; may raise OSError.
-      may_insist: whether a second signal exits immediately, as for a user; a scheduler may repeat a signal.
     """
 
     def __init__(self) -> None:
         self.requested = threading.Event()
         self.signum: int | None = None
-        self.on_request: Callable[[], None] = lambda: None
-        self.at_once: Callable[[], None] = lambda: None
-        self.record: Callable[[Interrupted], None] = lambda interrupted: None
+        self._on_request: Callable[[], None] = lambda: None
+        self._before_exit: Callable[[], None] = lambda: None
+        self._record: Callable[[Interrupted], None] = lambda interrupted: None
         self._within_s: float | None = None
-        self.may_insist = True
+        self._may_insist = True
 
-    def install(self) -> None:
-        """Installs the signal handlers, and starts the thread. Call in the main thread."""
+    def install(self, record: Callable[[Interrupted], None] | None = None) -> None:
+        """Installs the signal handlers, and starts the thread. Call in the main thread.
+
+        Args:
+          record: called last before an immediate exit, with its reason; may raise OSError. None: nothing is recorded.
+        """
+        if record is not None:
+            self._record = record
         self.handle()
         read_end, write_end = os.pipe()
         os.set_blocking(write_end, False)
@@ -324,6 +326,18 @@ class Stop:
     def heed(self, signum: int) -> None:
         """Handles the signal `signum` as SIGTERM."""
         signal.signal(signum, lambda _, frame: self._handle(signal.SIGTERM, frame))
+
+    def call_on_request(self, function: Callable[[], None]) -> None:
+        """Has `function` called in the main thread when a signal requests an orderly shutdown."""
+        self._on_request = function
+
+    def call_before_exit(self, function: Callable[[], None]) -> None:
+        """Has `function` called right before an immediate exit."""
+        self._before_exit = function
+
+    def ignore_repeated(self) -> None:
+        """Lets a second signal do nothing: a scheduler repeats its signals, where a user insists."""
+        self._may_insist = False
 
     def defer(self, within_s: float | None) -> None:
         """Lets a signal start an orderly shutdown of at most `within_s` seconds; None: lets it raise again."""
@@ -375,7 +389,7 @@ class Stop:
 
     def _handle(self, signum: int, frame: Any) -> None:
         if self.signum is not None:
-            if self.may_insist and signum != signal.SIGHUP:
+            if self._may_insist and signum != signal.SIGHUP:
                 self._end(signum)
             return
         self.signum = signum
@@ -384,16 +398,16 @@ class Stop:
             _start_clock(_UNWOUND_WITHIN_S, self._end, signum)
             raise Interrupted(signum)
         _start_clock(self._within_s, self._end, signum)
-        self.on_request()
+        self._on_request()
 
     def _end(self, signum: int) -> None:
         interrupted = Interrupted(signum)
         _start_clock(_ENDED_WITHIN_S, os._exit, interrupted.exit_code)  # a disk may not answer
         try:
-            self.at_once()
+            self._before_exit()
         finally:  # even if that fails
             try:
-                self.record(interrupted)
+                self._record(interrupted)
             finally:  # the disk may be full
                 generated_files.remove_own()
                 os._exit(interrupted.exit_code)

@@ -67,7 +67,7 @@ class Supervisor:
           Interrupted: a signal ended the run, and the chief could not record it.
           PsrunError: the engine cannot continue the run, or the chief failed and could not record it.
         """
-        self._stop.at_once = self._backend.kill_all
+        self._stop.call_before_exit(self._backend.kill_all)
         self._stop.defer(self._restart.stop_timeout_s + 2 * _SERVERS_END_WITHIN_S)
         try:
             return self._watch()

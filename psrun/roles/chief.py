@@ -44,7 +44,6 @@ class Chief:
     Attributes:
       folder, reporter: of the task.
       pulse: the heartbeat of this process.
-      training: once it has started.
       topology: of a cluster of several processes; None for a single process.
     """
 
@@ -52,7 +51,7 @@ class Chief:
         self.folder = context.folder
         self.reporter = reporter
         self.pulse = Pulse()
-        self.training: TrainingRun | None = None
+        self._training: TrainingRun | None = None
         self._program: Program | None = None
         self._cluster = run_config.cluster
         self._partitioner = run_config.partitioner
@@ -93,6 +92,11 @@ class Chief:
     def restored(self, step: int) -> None:
         """Call when the variables have been restored to `step`, before they are used."""
         self._recoveries.restored(step)
+
+    def follow(self, training: TrainingRun) -> None:
+        """Shows the progress of `training` in the heartbeat, and names its failures. Call before its first step."""
+        self._training = training
+        self.pulse = training.monitor
 
     def preparing(self, text: str) -> None:
         """Call repeatedly while data is prepared or predictions are written: counts as progress, and reports `text` at
@@ -140,7 +144,7 @@ class Chief:
             strategy.wait_for_servers(topology, within_s=cluster.connect_timeout_s, error=error)
         with (
             self._watched() as check_servers,
-            failures.named(lambda: self.training, check_servers, lambda: self._program),
+            failures.named(lambda: self._training, check_servers, lambda: self._program),
         ):
             if self._reservation:
                 self._reservation.close()
@@ -173,7 +177,8 @@ class Chief:
             self._recoveries.end(self.pulse.last_step or 0)
         finally:
             watch.stop()
-            self._recoveries.count_repeated(self.training.steps_repeated if self.training else 0)
+            if self._training is not None:
+                self._recoveries.count_repeated(self._training.steps_repeated)
             self.folder.record("recoveries", rows=self._recoveries.rows)
 
     def _earlier_loss(self) -> Loss | None:

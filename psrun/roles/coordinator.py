@@ -123,8 +123,7 @@ def _train(program: Program, trainer: Trainer, hooks: Hooks, chief: Chief, stop:
     run, profile = _make_run(program, trainer, hooks, chief, stop)
     folder = chief.folder
     reporter = chief.reporter
-    chief.training = run
-    chief.pulse = run.monitor
+    chief.follow(run)
     run.monitor.start()
     sampler = _sampler(run)
     hooks.start(program, run.monitor)
@@ -137,7 +136,7 @@ def _train(program: Program, trainer: Trainer, hooks: Hooks, chief: Chief, stop:
         else:
             stop.raise_if_requested()
             if program.config.export.at_end and folder.whole is folder:
-                run.monitor.state = "exporting"
+                run.monitor.begin("exporting")
                 stop.defer(None)  # an export that is cut short is made again by a resumed run
                 _export(program, folder, reporter)
     finally:

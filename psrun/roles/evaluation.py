@@ -86,6 +86,6 @@ def saved_program(run_config: RunConfig, context: TaskContext, *, state: str) ->
             store = Store(folder.checkpoints)
             checkpoint = load_model.restore(program.network, run_config.restore, store, reporter.warn)
             chief.restored(checkpoint.step)
-            chief.pulse.state = state
+            chief.pulse.begin(state)
             chief.pulse.last_step = checkpoint.step
             yield SavedProgram(program, checkpoint, chief, folder)

@@ -215,9 +215,11 @@ def _show_task(me: Identity, path: Path) -> None:
 
 def _watch_signals(stop: Stop, run: RunConfig, folder: RunFolder, me: Identity, started_s: float) -> None:
     """Lets `stop` end this process, also where its main thread waits, and record that."""
-    if me.owns_folder:
-        stop.record = lambda interrupted: folder.record_at_once("ended", **_outcome(interrupted, me.name, started_s))
-    stop.install()
+
+    def record(interrupted: Interrupted) -> None:
+        folder.record_at_once("ended", **_outcome(interrupted, me.name, started_s))
+
+    stop.install(record if me.owns_folder else None)
     if run.cluster.exit_signal is not None and process.SUPERVISOR_PID in os.environ:
         stop.heed(run.cluster.exit_signal)
 

@@ -180,7 +180,7 @@ class Reports:
         run = self._run
         metrics = run.epoch.metrics
         seconds, rate = run.clock.epoch_ends(context.step, run.monitor)
-        run.monitor.metrics = {name: value for name, value in context.metrics.items() if name != "loss"}
+        run.monitor.show({name: value for name, value in context.metrics.items() if name != "loss"})
         mean_rate = run.clock.rate()
         if run.profiler is not None and mean_rate:
             run.step_time = step_time(run.profiler.measured(), run.program.distribution.num_workers / mean_rate)
@@ -243,13 +243,15 @@ class Saves:
     def after_epoch(self, context: HookContext) -> None:
         """Takes the checkpoint that is due after an epoch. A request to end that comes later waits for the rest."""
         run = self._run
-        run.epoch.is_last = context.epoch == run.num_epochs or run.ends_early
-        schedule = self._schedule
-        is_due = schedule is not None and (self._is_due or schedule.due_after(context.epoch, last=run.epoch.is_last))
+        is_last = run.epoch.decide_last()
+        is_due = self._is_due
+        if self._schedule is not None:
+            is_due = is_due or self._schedule.due_after(context.epoch, last=is_last)
         self._is_due = False
         if is_due or run.stops:
             self._save(context.step, within_epoch=False)
-            run.epoch.is_interrupted = run.stops
+            if run.stops:
+                run.epoch.interrupt()
 
     def interrupt(self, context: HookContext) -> None:
         """Raises Interrupted if the process was asked to end before the checkpoint of this epoch was complete."""
@@ -270,7 +272,7 @@ class Saves:
 
     def _save(self, step: int, *, within_epoch: bool) -> None:
         if self._schedule is not None:
-            self._run.monitor.state = "saving"
+            self._run.monitor.begin("saving")
             self._schedule.save(step, self._run.position(within_epoch=within_epoch))
 
 
@@ -315,7 +317,7 @@ class Evaluations:
                 self._schedule.evaluated(run.first_step, run.epoch.evaluation)
 
     def _evaluate(self, evaluator: Evaluator, step: int) -> None:
-        self._run.monitor.state = "evaluating"
+        self._run.monitor.begin("evaluating")
         self._report(evaluator.evaluate(step, self._run.monitor.advance))
 
     def _report(self, evaluation: Evaluation) -> None:
@@ -327,6 +329,5 @@ class Evaluations:
         if evaluation.undefined is not None and not self._has_warned:
             self._has_warned = True
             run.warn(evaluation.undefined, step=evaluation.step)
-        run.monitor.metrics = {**run.monitor.metrics, **evaluation.values}
-        run.epoch.evaluation = evaluation.values
-        run.epoch.values |= evaluation.values
+        run.monitor.show({**run.monitor.metrics, **evaluation.values})
+        run.epoch.take_evaluation(evaluation.values)

@@ -34,7 +34,11 @@ def _train(callback_list: list[Any], program: Program, run: TrainingRun) -> None
     callbacks.check_monitors(callback_list, program)
     backups = callbacks.backups(callback_list)
     if run.lockstep is None:
-        run.stop.on_request = lambda: setattr(program.network, "stop_training", True)
+
+        def end_fit() -> None:
+            program.network.stop_training = True
+
+        run.stop.call_on_request(end_fit)
     else:
         run.lockstep.begin()
         callback_list = [StopTogether(run, run.lockstep), *callback_list]

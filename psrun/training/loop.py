@@ -83,7 +83,7 @@ class Epoch:
       is_joined: whether all of its steps are done.
       is_over: whether its metrics are known.
       is_last: whether no epoch follows as planned; decided after it.
-      is_interrupted: whether the process ends after this epoch, whose checkpoint is complete.
+      is_interrupted: whether the process ends after this epoch.
       metrics: of its training steps.
       validation: examples seen and metrics, where the trainer itself has evaluated.
       evaluation: the metrics of the evaluation after it as `val_*`, without undefined ones.
@@ -108,6 +108,20 @@ class Epoch:
     @property
     def steps_left(self) -> int:
         return max(0, self.run.steps_per_epoch - self.num_steps)
+
+    def decide_last(self) -> bool:
+        """Decides whether no epoch follows as planned. Call once early stopping has seen the training metrics."""
+        self.is_last = self.number == self.run.num_epochs or self.run.ends_early
+        return self.is_last
+
+    def interrupt(self) -> None:
+        """Notes that the process ends after this epoch. Call once its checkpoint is complete."""
+        self.is_interrupted = True
+
+    def take_evaluation(self, values: Mapping[str, float]) -> None:
+        """Adds the metrics of the evaluation after the epoch, as `val_*`, to its values."""
+        self.evaluation = values
+        self.values |= values
 
     def pieces(self, num_steps: int | None = None) -> Iterator[Piece]:
         """Pieces until the epoch has its steps, or `num_steps` more; fewer when the process is asked to stop."""

@@ -42,6 +42,10 @@ class Pulse:
         self.advances = 0
         self.progress: Progress | None = None
 
+    def begin(self, state: str) -> None:
+        """Says what this process does from now on."""
+        self.state = state
+
     def advance(self) -> None:
         """Counts work other than a step, as a sign of life."""
         self.advances += 1
@@ -108,6 +112,10 @@ class ProgressMonitor(Pulse):
         self._training.clear()
         self._note_step(step)
         self.state = "joined"
+
+    def show(self, metrics: Mapping[str, float]) -> None:
+        """Displays `metrics` beside the progress from now on."""
+        self.metrics = metrics
 
     def _watch(self) -> None:
         while True:

@@ -200,7 +200,7 @@ class SlurmBackend(Backend):
         self._numbers = itertools.count(1)
         self._looked_s = time.monotonic()
         self._requeues = False
-        launch.stop.may_insist = False  # Slurm repeats its signals
+        launch.stop.ignore_repeated()
         signal.signal(signal.SIGUSR1, lambda number, frame: self._requeue())  # the time limit is near
         task_files.claim(self._folder, _SUPERVISOR, self._job.key)
         try:

@@ -84,8 +84,7 @@ import ctypes, threading
 from psrun import process
 process._HANDLED_WITHIN_S = 0.2
 stop = process.Stop()
-stop.record = lambda interrupted: print(interrupted, flush=True)
-stop.install()
+stop.install(lambda interrupted: print(interrupted, flush=True))
 native = ctypes.CDLL(None)
 lock = ctypes.create_string_buffer(64)
 native.pthread_mutex_lock(lock)

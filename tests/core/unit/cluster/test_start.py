@@ -27,8 +27,7 @@ from psrun import process
 process.prepare()
 process._HANDLED_WITHIN_S = 0.2
 stop = process.Stop()
-stop.record = lambda interrupted: print(interrupted, flush=True)
-stop.install()
+stop.install(lambda interrupted: print(interrupted, flush=True))
 from psrun.cluster import strategy
 from support import run_config
 silent = socket.create_server(("127.0.0.1", 0))
