@@ -1,9 +1,11 @@
-"""The lists of docs/explanation/design.md, from the code: what is done in which order, and why in its place."""
+"""Lists within pages of docs/, from the code: what is done in which order and why in its place, states of runs."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
+
+from psrun.runs.states import STATES
 
 ROOT = Path(__file__).parents[1]
 STAGES = ROOT / "psrun" / "closures" / "stages.py"
@@ -23,7 +25,8 @@ _MOMENT = re.compile(r"^\s+(\w+)=\[$")
 def filled(text: str) -> str:
     """The text of a page, with the lists in the places of their marks."""
     text = text.replace("<!-- the stages of a step -->", stages())
-    return text.replace("<!-- the actions around an epoch -->", actions_around_epochs())
+    text = text.replace("<!-- the actions around an epoch -->", actions_around_epochs())
+    return text.replace("<!-- the states of runs -->", states_of_runs())
 
 
 def stages() -> str:
@@ -54,3 +57,11 @@ def actions_around_epochs() -> str:
             number += 1
             lines.append(f"{number}. `{entry[1]}`: {entry[2]}.")
     return "\n".join(lines).strip()
+
+
+def states_of_runs() -> str:
+    """A table of the states of runs and what each means."""
+    lines = ["| state | meaning |", "| --- | --- |"]
+    for word, state in STATES.items():
+        lines.append(f"| `{word}` | {state.means} |")
+    return "\n".join(lines)

@@ -30,6 +30,7 @@ from psrun.results.task_files import Heartbeat, age_s
 
 LEVELS = 3  # of folders: runs/SWEEPS/SWEEP/JOB
 UNKNOWN = "unknown"
+GONE = "gone"  # a run that has ended without recording a status
 SWEEP = "sweep.json"
 QUIET_S = 600.0  # a running run that writes nothing for so long has probably ended
 _FRESH_S = 5.0  # tasks beat twice a second
@@ -136,7 +137,7 @@ class RunState:
     def outcome(self) -> str:
         """The status; 'gone' if the run has ended without recording one; 'paused' or 'pruned' if a search ended it."""
         if self.gone:
-            return "gone"
+            return GONE
         state = reading.mapping(self.result.get("search")).get("state")
         return str(state) if state and self.status == "interrupted" else self.status
 

@@ -53,7 +53,7 @@ def main(arguments: list[str]) -> ExitCode:
     state = run_state.look(folder)
     command = found.resume_command(folder)
     if state.gone and command:
-        text = f"the run is gone: {state.gone}; to resume: {command}"
+        text = f"the run is {run_state.GONE}: {state.gone}; to resume: {command}"
         Console(stderr=True, highlight=False).print(text, markup=False, soft_wrap=True)
     return ExitCode.DONE
 

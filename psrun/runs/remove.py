@@ -23,6 +23,7 @@ from psrun.results import found, reading, recorded_config, run_state, submitted_
 from psrun.results.run_state import SWEEP, holds_run
 from psrun.runs.listing import entries
 from psrun.runs.listing.entries import Entry, size_bytes
+from psrun.runs.states import STARTING
 from psrun.runs.sweeps.sweep import Sweep
 from psrun.runs.sweeps.sweep_state import SweepReader
 
@@ -186,7 +187,7 @@ def _in_use(folder: Path) -> str:
         return "cannot be read by you"
     if _is_sweep(folder):
         state = SweepReader(folder).look()
-        running = state.status == "running" or any(job.status in ("running", "starting") for job in state.jobs)
+        running = state.status == "running" or any(job.status in ("running", STARTING) for job in state.jobs)
         return "is running; psrun stop ends it" if running or _is_locked(folder) else ""
     state_of_run = run_state.look(folder)
     if state_of_run.status == submitted_run.PENDING:

@@ -20,6 +20,8 @@ from psrun.engines.slurm import commands as slurm
 from psrun.errors import ExitCode, PsrunError
 from psrun.results import found, reading, run_state, submitted_run
 from psrun.results.run_folder import RESULT
+from psrun.results.run_state import GONE
+from psrun.runs import states
 from psrun.runs.sweeps.sweep import RECORD
 from psrun.runs.sweeps.sweep_state import SweepReader, counted
 
@@ -101,16 +103,16 @@ class _Stopped:
         """How it has ended, in words; empty while it runs."""
         if self.is_sweep:
             state = SweepReader(self.folder).look()
-            if state.status == "gone":
-                return "gone: its process was killed"
+            if state.status == GONE:
+                return f"{GONE}: its process was killed"
             if state.status == "running":
                 return ""
             return f"{state.status} ({counted(state.counts)})"
         now = run_state.look(self.folder)
         if now.gone:
-            return f"gone: {now.gone}"
+            return f"{GONE}: {now.gone}"
         if now.status == submitted_run.NOT_RUN:
-            return "its job has been cancelled, or has ended before the run began"
+            return f"{now.status}: {states.state(now.status).means}"
         if not now.ended:
             return ""
         saved = [row.get("step") for row in reading.entries(now.result.get("checkpoints")) if row.get("good")]
@@ -120,7 +122,7 @@ class _Stopped:
     def hint(self, end: str) -> str:
         """How to continue what was stopped or killed, and has ended as `end` says."""
         now, _ = reading.loaded(self.folder / (RECORD if self.is_sweep else RESULT))
-        if now.get("status") != "interrupted" and not end.startswith("gone"):
+        if now.get("status") != "interrupted" and not end.startswith(GONE):
             return ""
         command = found.resume_command(self.folder)
         return f"; to resume: {command}" if command else ""

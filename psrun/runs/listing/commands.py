@@ -17,14 +17,15 @@ from rich.status import Status
 
 from psrun.errors import ExitCode
 from psrun.results import found
-from psrun.results.run_state import existing, natural, require_readable
+from psrun.results.run_state import GONE, existing, natural, require_readable
+from psrun.runs import states
 from psrun.runs.listing import entries
 from psrun.runs.listing.entries import Entry, SweepEntry
 from psrun.runs.report import rows
 from psrun.runs.report.commands import add_filters, joined
 from psrun.runs.report.output import to_stdout
 from psrun.runs.report.rows import Row
-from psrun.runs.report.table import STYLES, headings
+from psrun.runs.report.table import headings
 from psrun.runs.sweeps.sweep_state import counted
 
 _SPARE = ("where", "engine", "size", "age")  # the columns that a terminal hides first
@@ -158,7 +159,7 @@ def _table(lines: Sequence[_Line], console: Console) -> str:
 
 def _gone(lines: Sequence[_Line]) -> list[str]:
     """How the runs and sweeps that were killed are resumed, a line each."""
-    gone = [line for line in lines if line.row["status"] == "gone" and not line.is_job]
+    gone = [line for line in lines if line.row["status"] == GONE and not line.is_job]
     commands = []
     for line in gone[:_GONE_SHOWN]:
         command = found.resume_command(Path(line.entry.path))
@@ -207,10 +208,17 @@ def _joined(cells: Mapping[str, str], widths: Mapping[str, int], *, styled: bool
     for name, width in widths.items():
         text = cells.get(name, "")
         blanks = " " * (width - cell_len(text))
-        style = _COLORS.get(STYLES.get(text.partition(" ")[0], "")) if styled and name == "status" else None
-        text = f"\x1b[{style}m{text}\x1b[0m" if style else text
+        if styled and name == "status":
+            text = _colored(text)
         parts.append(blanks + text if name in _RIGHT else text + blanks)
     return _BETWEEN.join(parts).rstrip()
+
+
+def _colored(status: str) -> str:
+    """A status, with the jobs in brackets if there are any, in the color of the status."""
+    word = status.partition(" (")[0]
+    color = _COLORS.get(states.state(word).style)
+    return status if color is None else f"\x1b[{color}m{status}\x1b[0m"
 
 
 def _summary(lines: Sequence[_Line]) -> str:

@@ -132,8 +132,12 @@ function tiles(runs) {
   byId("tiles").replaceChildren(...made);
 }
 
-/** Of the statuses in a row, the one that needs attention. */
-const worst = (statuses) => statuses.split(", ").find((status) => status !== "completed") ?? "completed";
+/** The color of the statuses in a row: of the first one that needs attention. */
+const colorOf = (statuses) => {
+  const named = statuses.split(", ");
+  const worst = named.find((status) => status !== "completed") ?? "completed";
+  return DATA.runs.find((run) => run.status === worst)?.style ?? "";
+};
 
 const few = (all) => (all.length > 5 ? `${all.slice(0, 4).join(", ")} and ${all.length - 4} more` : all.join(", "));
 
@@ -186,7 +190,7 @@ function table(runs) {
     return el("th", { className: numeric(name) ? "number" : "" }, button);
   });
   const body = lines.map((cells) => el("tr", {}, ...columns.map((name) => {
-    const style = name === "run" ? "names" : name === "status" ? worst(cells.status[1]) : numeric(name) ? "number" : "";
+    const style = name === "run" ? "names" : name === "status" ? colorOf(cells.status[1]) : numeric(name) ? "number" : "";
     return el("td", { className: style }, cells[name][1]);
   })));
   byId("runs").replaceChildren(el("table", {}, el("thead", {}, el("tr", {}, ...heads)), el("tbody", {}, ...body)));
@@ -198,7 +202,7 @@ function errors(runs) {
   const texts = (run) => [run.error, run.problem].filter(Boolean);
   const each = runs.flatMap((run) => texts(run).map((text) => ({ name: run.name, text })));
   const line = (text, those) => {
-    const names = el("b", { className: "failed" }, few(those.map((one) => one.name)));
+    const names = el("b", { className: "red" }, few(those.map((one) => one.name)));
     return el("p", {}, names, ": ", text);
   };
   return [...grouped(each, (one) => one.text)].map(([text, those]) => line(text, those));

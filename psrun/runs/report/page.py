@@ -18,6 +18,7 @@ from psrun.config import delays
 from psrun.errors import PsrunError
 from psrun.results.events import Event
 from psrun.results.reading import entries, mapping, number
+from psrun.runs import states
 from psrun.runs.report import comparison, rows
 from psrun.runs.report.ranking import Ranking
 from psrun.runs.report.runs import Run, events
@@ -107,6 +108,7 @@ def _run(run: Run, group: int, axes: Mapping[str, str], common: Mapping[str, Any
         "name": run.name,
         "group": group,
         "status": run.state.outcome,
+        "style": states.state(run.state.outcome).style,
         "error": run.error,
         "problem": problem,
         "called": run.called,

@@ -13,15 +13,12 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
+from psrun.runs import states
 from psrun.runs.report.rows import FOLDED, Row, briefly, shown
 from psrun.runs.report.runs import Run
 from psrun.runs.report.spread import Spread
 
 _BETWEEN = 2  # characters between two columns
-STYLES = {
-    "completed": "green", "failed": "red", "interrupted": "yellow", "running": "cyan", "unknown": "red", "gone": "red",
-    "paused": "dim", "pruned": "dim", "waiting": "dim",
-}  # fmt: skip
 
 
 def headings(columns: Sequence[str]) -> dict[str, str]:
@@ -89,7 +86,9 @@ def _cells(column: str, rows: Sequence[Row]) -> list[Text]:
         return [Text(_run_name(row)) for row in rows]
     is_key = "." in column  # of the configuration; measured values may look alike
     texts = briefly([row.get(column) for row in rows], distinct=is_key)
-    return [Text(text, style=STYLES.get(text, "") if column == "status" else "") for text in texts]
+    if column == "status":
+        return [Text(text, style=states.state(text).style) for text in texts]
+    return [Text(text) for text in texts]
 
 
 def _run_name(row: Row) -> str:

@@ -21,9 +21,10 @@ from typing import Any
 import psrun
 from psrun import files, process
 from psrun.errors import CANNOT_GROW, ConfigError, Problem, SweepError
-from psrun.results import reading, run_state, submitted_run
+from psrun.results import reading, run_state
 from psrun.results.events import Progress
 from psrun.results.run_folder import OVER, PAUSED, PRUNED, RESULT, SEARCH_STATES, RunFolder, wrong_folder
+from psrun.runs.states import STARTING, WAITING, state
 
 RECORD = run_state.SWEEP
 DEFAULT_METRICS = ("val_loss", "loss")  # that rank the jobs if none is named
@@ -34,7 +35,6 @@ _HOLD_WITHIN_S = 1.0
 _LOWER_IS_BETTER = ("loss", "error", "crossentropy", "mae", "mse", "mape", "msle", "_s")
 _RECORDED = ("number", "overrides", "folder", "status", "metric", "wall_s", "exit_code", "error", "rungs")
 RECORDED_ENDS = (*OVER, *SEARCH_STATES)
-_ENDED = (*RECORDED_ENDS, "gone", run_state.UNKNOWN, submitted_run.NOT_RUN)
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,7 @@ class Job:
     Attributes:
       number: None without sweep.json.
       folder: its run folder, relative to the sweep folder.
-      status: waiting, starting, as in run.json, paused or pruned by the search, gone (it ended without recording a
-        status), or unknown.
+      status: one of `psrun.runs.states.STATES`.
       metric: the value that ranks it; None before it has completed.
       error: its first line.
       rungs: of a search with halving: the metric at each epoch after which it paused.
@@ -59,13 +58,13 @@ class Job:
     number: int | None
     overrides: Sequence[str]
     folder: str
-    status: str = "waiting"
+    status: str = WAITING
     metric: float | None = None
     wall_s: float | None = None
     exit_code: int | None = None
     error: str | None = None
     rungs: Mapping[str, float] = field(default_factory=dict)
-    doing: str = "waiting"
+    doing: str = WAITING
     apart: str = ""
     progress: Progress | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -73,11 +72,11 @@ class Job:
 
     @property
     def is_over(self) -> bool:
-        return self.status in _ENDED
+        return state(self.status).is_over
 
     @property
     def has_started(self) -> bool:
-        return self.status not in ("waiting", "starting")
+        return self.status not in (WAITING, STARTING)
 
 
 @dataclass
@@ -275,8 +274,8 @@ class Sweep:
         """Records the end of the sweep. Raises SweepError if that is not possible."""
         self.status = status
         for number, job in self.jobs.items():
-            if job.status == "starting":  # it was ended before it recorded anything
-                self.jobs[number] = replace(job, status="waiting", doing="waiting")
+            if job.status == STARTING:  # it was ended before it recorded anything
+                self.jobs[number] = replace(job, status=WAITING, doing=WAITING)
         shutil.rmtree(self._shared, ignore_errors=True)
         self.write()
 

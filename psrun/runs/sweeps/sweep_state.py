@@ -14,6 +14,8 @@ from psrun import files
 from psrun.errors import PsrunError
 from psrun.results import reading, run_state
 from psrun.results.run_folder import OVER, RESULT, SEARCH_STATES, RunFolder
+from psrun.results.run_state import GONE
+from psrun.runs.states import STARTING, WAITING
 from psrun.runs.sweeps.sweep import (
     LOG,
     RECORD,
@@ -35,7 +37,7 @@ class SweepState:
 
     Attributes:
       jobs: in the order of their numbers; without sweep.json in that of their names.
-      status: of the sweep, as in sweep.json, or gone (its process was killed); None without sweep.json.
+      status: of the sweep, as in sweep.json, or gone; None without sweep.json.
       metric: the metric that ranks the jobs; None while there is none.
       mode: 'min' or 'max'.
     """
@@ -52,7 +54,7 @@ class SweepState:
         Paused and pruned jobs were trained for fewer epochs, and count only while there are no others.
         """
         name = self.metric or ""
-        ranked = [job for job in self.jobs if name in job.metrics and job.status not in ("failed", "gone")]
+        ranked = [job for job in self.jobs if name in job.metrics and job.status not in ("failed", GONE)]
         whole = [job for job in ranked if job.status not in SEARCH_STATES]
         ranked = whole or ranked
         best = max if self.mode == "max" else min
@@ -113,7 +115,7 @@ class SweepReader:
         jobs = [replace(job, apart=text) for job, text in zip(jobs, apart)]
         status = self._sweep.status if self._sweep else None
         if self._sweep and not self._supervised and self._is_gone(self._sweep):
-            status = "gone"
+            status = GONE
         return SweepState(jobs, status, *self._ranked_by(jobs))
 
     def _apart(self, jobs: Sequence[Job]) -> list[str]:
@@ -173,7 +175,7 @@ class SweepReader:
         log_s = reading.changed_s(RunFolder(path).log(LOG))
         sweep = self._sweep
         has_begun = log_s and is_planned and sweep and log_s >= sweep.started_s and sweep.status == "running"
-        status = "starting" if has_begun else "waiting"
+        status = STARTING if has_begun else WAITING
         return replace(job, status=status, doing=status, written_s=reading.changed_s(path))
 
     def _counts(self, status: str, stamp_s: float) -> bool:

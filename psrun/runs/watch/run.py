@@ -23,6 +23,7 @@ from psrun.results.run_state import QUIET_S, RunState
 from psrun.results.system_usage import UsageMeter
 from psrun.results.tables import TaskRow, task_table
 from psrun.results.task_files import Heartbeat, age_s
+from psrun.runs import states
 
 EVERY_S = 0.5
 _PATIENCE_S = 2.0  # with a run.json that cannot be read
@@ -105,7 +106,7 @@ class RunView:
 
     def _is_readable(self, now: RunState) -> bool:
         if now.status == submitted_run.NOT_RUN:
-            raise PsrunError(f"the run in {self._path} has not begun, and its job has ended")
+            raise PsrunError(f"the run in {self._path} has the status {now.status}: {states.state(now.status).means}")
         if not now.problem or now.status == submitted_run.PENDING:
             self._readable_s = time.monotonic()
             return True
@@ -136,7 +137,8 @@ class RunView:
             if not self._has_end:  # such as of a plan
                 self._console.print("[green]completed[/green]", highlight=False)
         else:
-            self._print(f"{now.status}: {error.get('message', 'no reason recorded')}\n(log: {logs})", style="red")
+            style = states.state(now.status).style
+            self._print(f"{now.status}: {error.get('message', 'no reason recorded')}\n(log: {logs})", style=style)
         if now.status == "interrupted":
             self._print(f"to resume: {now.resume_command}")
         code = now.result.get("exit_code")

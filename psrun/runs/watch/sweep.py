@@ -18,15 +18,12 @@ from rich.text import Text
 from psrun.errors import ConfigError, ExitCode, SweepError
 from psrun.results.console import numbers, warner
 from psrun.results.run_folder import PRUNED
+from psrun.runs import states
 from psrun.runs.sweeps.sweep import Job, Sweep
 from psrun.runs.sweeps.sweep_state import SweepReader, SweepState, counted
 from psrun.runs.watch.run import EVERY_S
 
 _SHARE = 10  # at most one part in ten of the time is spent on reading
-_STYLES = {
-    "completed": "green", "failed": "red", "gone": "red", "unknown": "red", "interrupted": "yellow", "waiting": "dim",
-    "paused": "cyan", "pruned": "dim",
-}  # fmt: skip
 _OTHER_LINES = 6  # of a terminal: what is not a job
 
 
@@ -217,14 +214,14 @@ def _result(state: SweepState) -> Table:
     for job in state.jobs:
         value = f"{job.metrics[name]:.4g}" + (" best" if job is best else "") if name in job.metrics else ""
         seconds = "" if job.wall_s is None else f"{job.wall_s:.1f}"
-        status = _styled(job.status if job.has_started else "not run", job.status)
+        status = _styled(job.status, job.status)
         error = [Text(job.error or "")] if errors else []
         table.add_row(Text(job.folder), Text(job.apart), status, value, seconds, *error)
     return table
 
 
 def _styled(text: str, status: str) -> Text:
-    return Text(text, style=_STYLES.get(status, ""))
+    return Text(text, style=states.state(status).style)
 
 
 def _table(*headings: str) -> Table:

@@ -201,7 +201,7 @@ def test_a_job_that_waits_is_listed_and_cancelled(on_slurm, slurm):
 
     assert [row()[name] for name in ("name", "status", "where")] == ["later", "pending", f"job {job}"]
     folder = row()["folder"]
-    assert "its job has been cancelled" in slurm.run(*psrun, "stop", folder)
+    assert "not run: its job was cancelled" in slurm.run(*psrun, "stop", folder)
     assert slurm.job(job)["JobState"] == "CANCELLED"
     assert row()["status"] == "not run"
     assert "there is nothing to stop" in slurm.run(*psrun, "stop", folder)

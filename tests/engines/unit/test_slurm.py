@@ -222,7 +222,7 @@ def test_a_job_that_waits_or_has_ended_before_the_run_began_is_cancelled(fake, t
     fake("scontrol", "echo 'JobState=FAILED ExitCode=3:0'")
     assert stop.main(["one"]) == 0
     assert run_state.look(run).status == "not run"
-    with pytest.raises(PsrunError, match="has not begun, and its job has ended"):
+    with pytest.raises(PsrunError, match="has the status not run"):
         watch.main(["one", "--wait", "60"])
     submitted_run.record(run, cluster="slurm", job={"slurm_job": "13"})
     fake("scancel", f"echo $* > {tmp_path}/cancelled")

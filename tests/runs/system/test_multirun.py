@@ -238,11 +238,11 @@ def test_a_terminal_sees_a_sweep_and_ctrl_c_ends_it(tmp_path):
         cwd=tmp_path, env={**os.environ, **stood_in(tmp_path)}, dimensions=(40, 140), timeout=60, encoding="utf-8",
     )  # fmt: skip
     try:
-        child.expect(r"0  *seed=1  *running")
+        child.expect(r"0  *seed=1  *\S*running")
         child.expect("3 jobs: ")
         child.sendintr()
         child.expect("repeat to exit immediately")
-        child.expect(r"interrupted.*interrupted.*not run")
+        child.expect(r"interrupted.*interrupted.*waiting")
         child.expect(pexpect.EOF)
         child.close()
         assert child.exitstatus == 130

@@ -131,7 +131,14 @@ def test_the_lists_of_the_order_have_every_stage_and_action():
     ]
     names = [ast.unparse(node) for node in ast.walk(called[0]) if isinstance(node, ast.Attribute)]
     assert sorted(listed) == sorted(names)
-    assert "<!--" not in order.filled((ROOT / "docs/explanation/design.md").read_text())
+
+
+@pytest.mark.parametrize("page", ["explanation/design.md", "guides/runs.md"])
+def test_no_mark_for_a_list_is_left(page):
+    text = (ROOT / "docs" / page).read_text()
+    filled = of_docs("order").filled(text)
+    assert filled != text
+    assert "<!--" not in filled
 
 
 # -- the built site
