@@ -291,15 +291,12 @@ def with_ends(
 ) -> dict[str, FeatureSpec]:
     """The features, in which each list says the end that it keeps.
 
-    A list that says none has the end that the run recorded; in a new run the end that the model reads, or the first. In
-    a run of before the key, which kept the first values whatever the model read, it still says none.
+    A list that says none has the end that the run recorded; in a new run the end that the model reads, or the first.
 
     Args:
       read: the ends that the model reads, by feature.
       facts: that the run recorded; empty for a new run.
     """
-    if facts and LIST_ENDS not in facts:
-        return dict(features)
     known = facts.get(LIST_ENDS, read)
     ended = {}
     for name, feature in features.items():

@@ -250,33 +250,6 @@ def held_out(names: Sequence[str], layout: Layout, spec: SplitSpec) -> np.ndarra
     return np.concatenate(parts) if parts else np.zeros(0, bool)
 
 
-def check_recorded(recorded: Mapping[str, Any], num_train: int, num_eval: int | None) -> Iterator[str]:
-    """Warns of a run that an earlier version split, whose equal rows could be on both sides.
-
-    Args:
-      recorded: the facts of the run.
-      num_train, num_eval: rows on each side today; `num_eval` is None if the run has evaluation files now.
-
-    Raises:
-      ConfigError: the sides are others than they were.
-    """
-    split = recorded.get("split")
-    if split is None or split["spec"]["by"] == "none" or "seed" in split["spec"] or "since" in split:
-        return
-    known = (recorded.get("num_train_examples"), recorded.get("num_eval_examples"))
-    now = (num_train, known[1] if num_eval is None else num_eval)
-    earlier = "the run was split by an earlier version of psrun"
-    if known == now:
-        yield f"{KEY}: {earlier}; the sides have the same numbers of rows today"
-        return
-    if num_eval is None:
-        yield f"{KEY}: {earlier}, which chose other rows: {known[0]} to train on, today {num_train}"
-        return
-    message = f"{earlier}, which chose other rows: {known[0]} to train and {known[1]} to evaluate on, today {now[0]}"
-    message += f" and {now[1]}; train again, or evaluate on other files with data.eval_path=FILE"
-    raise ConfigError([Problem(KEY, message)])
-
-
 class _ByHash(Split):
     """Rows, or groups, of which the hash is in a part of all hashes: more rows change nothing for those before.
 

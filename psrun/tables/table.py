@@ -179,7 +179,7 @@ class Table(ByNumber):
         self.notes: tuple[str, ...] = self._notes_on_features(guess, path, names[0])
         self._take_examples(prepared, evaluated, specs)
         self._take_targets(targets, weight, is_recorded=task is None)
-        self._take_split(prepared, split_spec, recorded, predicting=predicting)
+        self._take_split(prepared, split_spec, is_new=not recorded)
         if features is None:
             self._add_facts(features=feature_spec.record(specs, run_folder))
         self._take_units({} if features is None else specs, {} if task is None else targets)
@@ -261,14 +261,8 @@ class Table(ByNumber):
         if units:
             self._add_facts(units=units)
 
-    def _take_split(
-        self, prepared: PreparedSet, spec: splits.SplitSpec, recorded: Mapping[str, Any], *, predicting: bool
-    ) -> None:
-        """Adds the split to the facts and, of a new run, to the notes.
-
-        Raises:
-          ConfigError: no rows are on one side, or the sides are others than the run recorded.
-        """
+    def _take_split(self, prepared: PreparedSet, spec: splits.SplitSpec, *, is_new: bool) -> None:
+        """Adds the split to the facts and, of a new run, to the notes. Raises ConfigError if a side has no rows."""
         num_rows = prepared.num_examples
         num_train = self.num_train_examples
         if spec.by != "none" and num_train in (0, num_rows):
@@ -278,15 +272,10 @@ class Table(ByNumber):
             message += "; use another fraction, seed or column, data.eval_path=FILE, or data.split.by=none"
             raise ConfigError([Problem(splits.KEY, message)])
         self._add_facts(split={"spec": splits.options(spec), **prepared.facts})
-        if spec.by == "none":
-            return
-        num_held_out = num_rows - num_train
-        if not recorded:
+        if is_new and spec.by != "none":
+            num_held_out = num_rows - num_train
             self.notes += (splits.sentence(spec, prepared.facts, num_held_out, num_rows),)
             self.warnings += tuple(splits.warnings(spec, prepared.facts, num_held_out, num_rows))
-        elif not predicting:
-            is_evaluated = self._evaluation is prepared.parts["eval"]
-            self.warnings += tuple(splits.check_recorded(recorded, num_train, num_held_out if is_evaluated else None))
 
     def _check_classes(self, prepared: PreparedSet, evaluated: PreparedSet | None) -> None:
         """Warns if all examples of one kind have the same class."""

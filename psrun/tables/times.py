@@ -299,22 +299,17 @@ def parsed(recorded: float | str, *, are_instants: bool) -> tuple[int, float]:
     """The time that `text` returned.
 
     Args:
-      are_instants: whether the column has dates and times. Earlier versions recorded these as microseconds since 1970,
-        in a float.
+      are_instants: whether the column has dates and times.
 
     Raises:
       ValueError: it is a time of the other kind.
     """
-    is_number = not isinstance(recorded, str) or "T" not in recorded
     if not are_instants:
-        if not is_number:
+        if isinstance(recorded, str) and "T" in recorded:
             raise ValueError(f"{recorded} is not a number")
         times = _of_texts(pa.array([str(recorded)]), None)
         return int(times.whole[0]), float(times.fraction[0])
-    if isinstance(recorded, float):
-        whole, micros = divmod(int(np.ceil(recorded)), 10**6)
-        return whole, micros / 10**6
-    if isinstance(recorded, int) or is_number:
+    if not isinstance(recorded, str) or "T" not in recorded:
         raise ValueError(f"{recorded} is not a date or time")
     shown, _, nanoseconds = recorded.partition(".")
     return int(np.datetime64(shown, "s").astype(np.int64)), int(nanoseconds or 0) / 10**9

@@ -133,22 +133,12 @@ def test_a_column_of_two_units_is_words_or_asks(tmp_path, values):
         source = table(path, **options)
         assert source.features["share"].vocabulary == tuple(sorted(values))
         assert any("units differ" in each and repr(values[1]) in each for each in source.warnings)
-    given = {"features": {"share": {"decimal_mark": "."}}, "task": "binary"}
-    # A run of an earlier version recorded no unit, and read the two as one: it asks, too.
-    recorded = {**table(path).facts, "features": {"share": {"decimal_mark": "."}}}
-    for options in (given, {"recorded": recorded}):
-        with pytest.raises(ConfigError, match=rf"features\.share\.unit: must be set: .*{re.escape(values[0])}"):
-            table(path, **options)
+    with pytest.raises(ConfigError, match=rf"features\.share\.unit: must be set: .*{re.escape(values[0])}"):
+        table(path, features={"share": {"decimal_mark": "."}}, task="binary")
     with pytest.raises(DataError, match=r"has the unit|has no unit"):
         table(
             path, features={"share": {"decimal_mark": ".", "unit": "" if values[0] == "0.82" else "$"}}, task="binary"
         )
-
-
-def test_a_run_that_recorded_no_unit_reads_what_it_read(tmp_path):
-    path = text(tmp_path / "rows.csv", "price,label", *(f'"{each}",{n % 2}' for n, each in enumerate(PRICES)))
-    recorded = {**table(path, decimal_mark=".").facts, "features": {"price": {"decimal_mark": "."}}}
-    assert table(path, recorded=recorded).features["price"].mean == pytest.approx(np.mean([82.12, 1521, -3.5, -0.25]))
 
 
 def test_the_decimal_mark_is_that_of_weights_too(tmp_path):

@@ -101,8 +101,8 @@ def test_of_more_rows_than_there_are_in_a_block_equal_ones_are_on_one_side(tmp_p
     assert 0.09 < np.mean([True in each for each in found.values()]) < 0.11
 
 
-def test_tables_without_equal_rows_are_split_as_before():
-    """Runs of earlier versions hold out the same rows."""
+def test_the_rows_that_a_hash_holds_out_stay_the_same():
+    """A resumed run holds out the same rows."""
     batch = pa.record_batch({"a": [str(number) for number in range(60)], "b": ["", "x", "y"] * 20})
     chosen = splits._ByHash(splits.SplitSpec(fraction=0.2))
     rows = formats.Rows(batch, np.arange(60))

@@ -136,39 +136,6 @@ def test_groups_and_users_and_labels_that_differ_only_in_case_or_blanks_get_a_wa
     assert f"label user {alike}" in source.warnings
 
 
-def test_a_run_that_an_earlier_version_split_keeps_its_sides_or_ends(tmp_path):
-    path = write(tmp_path / "rows.csv", rows(300))
-    source = table(path, split=0.2)
-    spec = {"by": "rows", "fraction": 0.2}
-    counts = {"num_train_examples": source.num_train_examples, "num_eval_examples": source.num_eval_examples}
-    recorded = {**source.facts, **counts, "split": {"spec": spec}}
-    assert held_out(path, split=0.2, recorded=recorded) == held_out(path, split=0.2)
-    (warning,) = table(path, split=0.2, recorded=recorded).warnings
-    assert warning.endswith("the sides have the same numbers of rows today")
-    other = {**recorded, "num_train_examples": 200, "num_eval_examples": 100}
-    with pytest.raises(
-        ConfigError, match=r"data\.split: the run was split by an earlier .* 200 to train and 100 .*eval_path"
-    ):
-        table(path, split=0.2, recorded=other)
-    unknown = write(tmp_path / "unknown.csv", rows(10))
-    assert table(path, split=0.2, recorded=other, eval_path=str(unknown), predicting=True).num_eval_examples == 10
-    (warning,) = table(path, split=0.2, recorded=other, eval_path=str(unknown)).warnings
-    assert "200 to train on, today" in warning
-
-
-@pytest.mark.parametrize(("form", "since"), [("{}", 60.0), ("1970-01-01T00:{:02}:00", 3_600_000_000.0 - 60_000_000)])
-def test_a_time_that_an_earlier_version_recorded_holds(tmp_path, form, since):
-    """Of dates in microseconds, as a float."""
-    path = write(
-        tmp_path / "rows.csv",
-        [(0, form.format(n), n, n % 2) for n in range(60)] if "70" in form else [(0, n, n, n % 2) for n in range(100)],
-    )
-    spec = {"by": "time", "column": "when", "fraction": 0.1}
-    recorded = {"split": {"spec": spec, "since": since}, "label": {"task": "binary"}}
-    expected = [59] if "70" in form else list(range(60, 100))
-    assert held_out(path, recorded=recorded) == expected
-
-
 def test_whole_groups_are_held_out(tmp_path):
     path = write(tmp_path / "rows.csv", rows(2000))
     held = {2 * x % 40 for x in held_out(path, split={"by": "group", "column": "user", "fraction": 0.3})}
