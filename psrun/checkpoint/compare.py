@@ -5,7 +5,6 @@ TensorFlow reads the whole stored shard for each piece of it: pieces are as larg
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,7 +14,6 @@ import tensorflow as tf
 
 from psrun.checkpoint import manifest
 from psrun.checkpoint.literal_paths import literal
-from psrun.checkpoint.logical import keys_of_earlier
 from psrun.checkpoint.manifest import Contents
 from psrun.tf_internals.checkpoints import values_in_checkpoint
 
@@ -88,9 +86,7 @@ class _Checkpoint:
         self.dtypes = reader.get_variable_to_dtype_map()
         names = values_in_checkpoint(reader)
         if contents is not None:
-            with contextlib.suppress(KeyError):  # not a functional model
-                recorded = contents.keys or keys_of_earlier(contents, self.shapes)
-                names |= {key: name for name, key in recorded.items() if key in names}
+            names |= {key: name for name, key in contents.keys.items() if key in names}
         self.keys = {name: key for key, name in names.items()}
 
     def kind(self, name: str) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -19,10 +19,6 @@ from psrun.tf_internals.variables import shards_of, variables_of
 
 # The learning rate of an optimizer, or the present one of a schedule: a run that goes on may replace one by the other.
 _RATE = re.compile(r"optimizer/(.+/)?(_learning_rate|_current_learning_rate)/\.ATTRIBUTES/VARIABLE_VALUE")
-
-_VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
-_LAYER = re.compile(r"model/layer_with_weights-(?P<number>\d+)/(?P<rest>.+)")
-_ITERATION = "optimizer/_iterations"
 
 
 class LogicalCheckpoint:
@@ -44,7 +40,6 @@ class LogicalCheckpoint:
                     replaced[id(slot)] = stack.views(slot, name)
         self._slots = slots  # `replaced` holds only their ids
         self._stacked = bool(stacks.of(network))
-        self._collected = bool(stacks.collections(network))
         self._plain = tf.train.Checkpoint(**objects)
         self._checkpoint = table_views.NamedCheckpoint(self._plain, replaced)
         variable_ids = {id(shard) for shard in shards_of([*variables_of(network), *slots])}
@@ -88,12 +83,9 @@ class LogicalCheckpoint:
         there = contents.keys
         own = self.keys
         moved = [name for name, key in own.items() if there.get(name) != key and not _RATE.fullmatch(name)]
-        if not self._stacked and not (moved and (there or self._collected)):
+        if not self._stacked and not moved:
             self._restore_objects(prefix, there)
             return
-        if not there:
-            stored = tf.train.load_checkpoint(prefix).get_variable_to_shape_map()
-            there = keys_of_earlier(contents, stored, slots=self._whole)
         optional = self._optional.union(filter(_RATE.fullmatch, self._objects))
         if missing := [name for name in self._objects if name not in there and name not in optional]:
             raise KeyError(f"no value for {', '.join(missing)}")
@@ -104,9 +96,9 @@ class LogicalCheckpoint:
         """Restores by the places of objects.
 
         Args:
-          there: the keys in the checkpoint by name, those of this one but for learning rates; empty if unknown.
+          there: the keys in the checkpoint by name, those of this one but for learning rates.
         """
-        new_rates = [holder for name, (_, holder) in self._objects.items() if there and name not in there]
+        new_rates = [holder for name, (_, holder) in self._objects.items() if name not in there]
         status = self._checkpoint.read(prefix, without=new_rates) if new_rates else self._plain.read(prefix)
         others = [name for name in there if name not in self._objects]
         old_rates = bool(others) and all(map(_RATE.fullmatch, others))
@@ -133,49 +125,3 @@ def adapted(network: tf_keras.Model) -> dict[str, str]:
 def name_of(holder: Any) -> str:
     """The name of a variable, whole or in shards, or of a table."""
     return holder.name if isinstance(holder, TableView) else names.name_of(holder)
-
-
-def keys_of_earlier(contents: Contents, stored: Iterable[str], *, slots: bool = True) -> dict[str, str]:
-    """By name, the key of each variable in a checkpoint that does not record them, as psrun 0.1.0 wrote it.
-
-    The model is a functional one, and the optimizer one of tf-keras.
-
-    TensorFlow does not store the names of variables in shards. Manifests list variables in the order in which the model
-    and the optimizer have them, and keys number layers and slots in the same order.
-
-    Args:
-      stored: the keys in the checkpoint.
-      slots: whether those of the optimizer must be found.
-
-    Raises:
-      KeyError: names and keys do not match.
-    """
-    stored_keys = {key.removesuffix(_VALUE) for key in stored if key.endswith(_VALUE)}
-    keys = dict(_of_model(list(contents.model), stored_keys))
-    for number, name in enumerate(contents.slots if slots else ()):
-        keys[name] = _ITERATION if number == 0 else f"optimizer/_variables/{number}"
-        if keys[name] not in stored_keys:
-            raise KeyError(f"no value for {name}")
-    return {
-        **{name: key + _VALUE for name, key in keys.items()},
-        **{key + _VALUE: key + _VALUE for key in stored_keys - set(keys.values())},
-    }
-
-
-def _of_model(names: list[str], stored_keys: Iterable[str]) -> Iterator[tuple[str, str]]:
-    by_layer: dict[int, dict[str, str]] = {}
-    for key in stored_keys:
-        match = _LAYER.fullmatch(key)
-        if match:
-            by_layer.setdefault(int(match["number"]), {})[match["rest"].rpartition("/")[2]] = key
-    remaining = list(names)
-    for _, attributes in sorted(by_layer.items()):
-        own = remaining[: len(attributes)]
-        remaining = remaining[len(attributes) :]
-        for name in own:
-            attribute = name.rpartition("/")[2]
-            if attribute not in attributes:
-                raise KeyError(f"no value for {name}")
-            yield name, attributes[attribute]
-    if remaining:
-        raise KeyError(f"no value for {', '.join(remaining)}")

@@ -54,7 +54,7 @@ class Contents:
       optimizer: the name of its class.
       model, slots: the variables of the model and of the optimizer.
       shards: the shards with their tasks and bytes.
-      keys: by name, the key of each value in the checkpoint; empty in checkpoints of psrun 0.1.0.
+      keys: by name, the key of each value in the checkpoint.
       adapted: by layer, the digest of the vocabulary or the bins that its `adapt` found in data.
     """
 
@@ -62,7 +62,7 @@ class Contents:
     model: Variables
     slots: Variables
     shards: list[dict[str, Any]]
-    keys: Mapping[str, str] = field(default_factory=dict)
+    keys: Mapping[str, str]
     adapted: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -83,15 +83,10 @@ class Contents:
         problem = None
         if self.optimizer != here.optimizer:
             problem = f"is {here.optimizer}, but the checkpoint {path} has {self.optimizer}"
-        elif difference := differences(self._used_slots, here.slots):
+        elif difference := differences(self.slots, here.slots):
             problem = f"differs from the optimizer of the checkpoint {path}: {difference}"
         if problem:
             raise ConfigError([Problem("optimizer", problem)])
-
-    @property
-    def _used_slots(self) -> Variables:
-        """The slots without moving averages, which nothing used; trainings of earlier releases could have them."""
-        return {name: slot for name, slot in self.slots.items() if not name.startswith("average/")}
 
     def check_model(self, path: str, here: Contents) -> None:
         """As `check`, without the optimizer."""

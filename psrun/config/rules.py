@@ -108,8 +108,9 @@ def _of_training(config: RunConfig) -> Iterator[Problem]:
 
 def _of_the_optimizer(config: RunConfig) -> Iterator[Problem]:
     """Problems of options that every optimizer of tf-keras has."""
-    if config.mode not in OF_A_RUN and config.optimizer.options.get("use_ema"):
-        yield Problem("optimizer.use_ema", f"is {config.optimizer.options['use_ema']}, {WITHOUT_AVERAGES}")
+    use_ema = config.optimizer.options.get("use_ema")
+    if use_ema:
+        yield Problem("optimizer.use_ema", f"is {use_ema}, {WITHOUT_AVERAGES}")
 
 
 def _of_callbacks(config: RunConfig) -> Iterator[Problem]:

@@ -17,7 +17,7 @@ import tf_keras
 from psrun.cluster.placement import Placed
 from psrun.config import keras_names, targets
 from psrun.config.rules import WITHOUT_AVERAGES
-from psrun.config.run_config import OF_A_RUN, RunConfig
+from psrun.config.run_config import RunConfig
 from psrun.errors import ConfigError, Problem
 from psrun.program import stacks, whole_variables
 from psrun.program.compiled_model import Program
@@ -83,11 +83,10 @@ def prepare(optimizer: Any, run: RunConfig, key: str) -> None:
     _refuse_legacy(optimizer, key, "has")
     inner = optimizers.unscaled(optimizer)
     kind = type(inner).__name__
-    if run.mode not in OF_A_RUN:
-        if getattr(inner, "use_ema", False):
-            raise ConfigError([Problem(key, f"{kind} has use_ema={inner.use_ema}, {WITHOUT_AVERAGES}")])
-        if isinstance(inner, tf_keras.optimizers.Nadam):
-            raise ConfigError([Problem(key, f"{kind} {_COUNTS_TRACES}")])
+    if getattr(inner, "use_ema", False):
+        raise ConfigError([Problem(key, f"{kind} has use_ema={inner.use_ema}, {WITHOUT_AVERAGES}")])
+    if isinstance(inner, tf_keras.optimizers.Nadam):
+        raise ConfigError([Problem(key, f"{kind} {_COUNTS_TRACES}")])
     optimizers.update_without_momentum(optimizer)
     optimizers.replace_clipnorm(optimizer, whole_variables.clipped)
     optimizers.replace_names_without_weight_decay(optimizer, whole_variables.name_of_whole)

@@ -71,7 +71,7 @@ def wide_deep(
     )
     tensors = network_inputs(source, num_ids)
     stored = {"stack": stack, "max_stacked_table_bytes": max_stacked_table_bytes, "deduplicate": deduplicate}
-    # Rows by id, as in checkpoints of psrun 0.1.0.
+    # Row i of a table is id i, also in checkpoints.
     linear = [Table(name, (name,), size, 1, "zeros", spread=False) for name, size in num_ids.items()]
     shared = [replace(table, spread=False) for table in shared]
     wide = [tables.side_by_side(linear, tensors, source.features, num_ids, suffix="wide", **stored)] if num_ids else []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import shutil
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ import tensorflow as tf
 import tf_keras
 from embeddings import Basket, basket
 from outcomes import check_equal
-from support import HARNESS, SAME, run_config
+from support import SAME, run_config
 
 from psrun.checkpoint import commands
 from psrun.checkpoint.compare import compare
@@ -28,7 +27,6 @@ from psrun.layers.layout import RowOrder
 from psrun.layers.stack import Stack, arranged_for
 from psrun.optimizers.sparse import LazyAdam
 from psrun.program.stacks import collections
-from psrun.results.run_folder import RunFolder
 from psrun.roles import planner
 
 MODEL = (
@@ -36,7 +34,6 @@ MODEL = (
     "data.global_batch_size=8", "evaluation=none", "model._target_=embeddings.basket", "optimizer=lazy_adam",
 )  # fmt: skip
 TABLES = {"item", "shop", "city", "brand"}
-OF_EARLIER = HARNESS / "data" / "checkpoints_0_1_0"
 pytestmark = pytest.mark.inprocess
 
 
@@ -160,28 +157,6 @@ def test_every_layout_restores_every_other_bit_by_bit(cluster_spec, tmp_path):
         assert np.abs(held["m/item/embeddings"]).max() > 0
         check_equal(held, values)
         values, before = held, (path, Contents.of("LazyAdam", [], checkpoint.keys))
-
-
-@pytest.mark.thorough
-@pytest.mark.part("recsys")
-def test_a_run_of_psrun_0_1_0_is_resumed(train, tmp_path):
-    """It wrote a checkpoint after 6 steps with two shards a table, and resumed from it until step 12."""
-    folder = RunFolder.create(tmp_path / "earlier", raw={})
-    folder.checkpoints.mkdir(parents=True)
-    for file in OF_EARLIER.glob("ckpt-6.*"):
-        shutil.copy(file, folder.checkpoints)
-    result, _ = train(
-        "model=wide_deep", "data=features", "~data.num_train_examples", "~data.num_eval_examples",
-        "data._target_=embeddings.Pairs", "model.embedding_dim=3", "model.hidden_units=[4]", "model.dropout=0",
-        "data.global_batch_size=8", "optimizer=lazy_adam", "trainer.steps_per_epoch=6", "cluster=inprocess",
-        num_workers=1, into=folder,
-    )  # fmt: skip
-    assert result["steps"]["applied"] == 12
-    rows = compare(str(folder.checkpoints / "ckpt-12"), str(OF_EARLIER / "ckpt-12"))
-    assert len(rows) == 26
-    # Processors with wider vectors add in another order: the last bits are those of the processor that wrote the files.
-    apart = {row: re.search(r"by up to (\S+)$", row.differs) for row in rows if not row.equal}
-    assert [row for row, distance in apart.items() if distance is None or float(distance[1]) > 1e-7] == []
 
 
 def test_an_id_outside_of_its_table_is_an_error_with_feature_table_and_ids(train):

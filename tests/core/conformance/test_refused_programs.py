@@ -416,7 +416,7 @@ def test_what_cannot_be_exported(tmp_path):
 
     table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(["a"], [1.0]), 0.0)
     network = tf_keras.Sequential([tf_keras.Input((1,)), tf_keras.layers.Dense(1)])
-    manifest = Manifest(7, Position(), Contents("", {}, {}, []), "", "")
+    manifest = Manifest(7, Position(), Contents("", {}, {}, [], {}), "", "")
     hidden = Model(network, lambda features: table.lookup(features["x"]))  # where TensorFlow does not find the table
     data: Any = Data()
     place = f"could not be exported to {tmp_path}/7"

@@ -15,7 +15,6 @@ from embeddings import Basket, baskets
 from psrun.checkpoint.logical import LogicalCheckpoint
 from psrun.checkpoint.manifest import Contents
 from psrun.checkpoint.sources import KerasCheckpoints
-from psrun.cluster import placement
 from psrun.errors import ConfigError
 from psrun.layers import EmbeddingCollection, Table
 from psrun.layers.layout import StackLayout
@@ -134,23 +133,6 @@ def test_a_schedule_and_a_rate_take_each_others_place(tmp_path, kind, stack, wit
         np.testing.assert_array_equal(left, right)
     if with_schedule:
         assert float(after.learning_rate) == pytest.approx(0.2)
-
-
-def test_a_run_of_an_earlier_release_goes_on_without_its_moving_averages(tmp_path):
-    path = str(tmp_path / "written")
-    before, written = _checkpointed("Adam", True, 0.1, steps=3, use_ema=True)
-    after, restored = _checkpointed("Adam", True, 0.1)
-    written.write(tf.constant(path))
-    there, here = (
-        Contents.of("Adam", placement.observed("optimizer", optimizer.variables()), checkpoint.keys)
-        for optimizer, checkpoint in ((before, written), (after, restored))
-    )
-    there.check(path, here)
-    restored.restore(path, there)
-    old = {variable.name: variable.numpy() for variable in before.variables()}
-    assert len(after.variables()) < len(old)
-    for variable in after.variables():
-        np.testing.assert_array_equal(variable, old[variable.name], err_msg=variable.name)
 
 
 @pytest.mark.parametrize(

@@ -138,8 +138,8 @@ TF_CONFIGS = {
 SAVED = {"table": {"shape": [8, 2], "dtype": "float32"}}
 WIDER = {"table": {"shape": [8, 3], "dtype": "float32"}}
 CHECKPOINTS = {
-    "shape": Contents("Adagrad", WIDER, {}, []),
-    "optimizer": Contents("Adam", SAVED, {}, []),
+    "shape": Contents("Adagrad", WIDER, {}, [], {}),
+    "optimizer": Contents("Adam", SAVED, {}, [], {}),
 }
 
 
@@ -251,7 +251,7 @@ def test_a_budget_that_is_spent(snapshot):
 
 @pytest.mark.parametrize("difference", CHECKPOINTS)
 def test_a_checkpoint_of_another_model_or_optimizer(difference, says):
-    says(Contents("Adagrad", SAVED, {}, []).check, "ckpt-1", CHECKPOINTS[difference])
+    says(Contents("Adagrad", SAVED, {}, [], {}).check, "ckpt-1", CHECKPOINTS[difference])
 
 
 # -- data

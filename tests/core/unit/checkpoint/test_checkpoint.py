@@ -15,7 +15,7 @@ from psrun.errors import CheckpointError, ConfigError, ExitCode
 
 TABLE = {"table": {"shape": [8, 2], "dtype": "float32"}}
 SHARDS = [{"variable": "table", "shard": shard, "task": f"ps-{shard}", "bytes": 32} for shard in (0, 1)]
-CONTENTS = Contents("Adagrad", TABLE, {"table/accumulator": TABLE["table"]}, SHARDS)
+CONTENTS = Contents("Adagrad", TABLE, {"table/accumulator": TABLE["table"]}, SHARDS, {})
 ENDINGS = (".index", ".data-00000-of-00002", ".data-00001-of-00002", ".manifest.json")
 
 
@@ -195,7 +195,7 @@ def test_a_checkpoint_of_which_a_part_is_missing_does_not_become_complete(store)
 
 
 def test_shards_may_lie_elsewhere():
-    CONTENTS.check("ckpt-1", Contents("Adagrad", TABLE, CONTENTS.slots, []))
+    CONTENTS.check("ckpt-1", Contents("Adagrad", TABLE, CONTENTS.slots, [], {}))
 
 
 def test_a_manifest_of_another_shape_is_damage(store):

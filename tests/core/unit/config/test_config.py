@@ -79,21 +79,16 @@ def test_models_of_large_tables_choose_an_optimizer_that_others_may_replace(mode
 
 
 def test_modes_that_do_not_train_keep_what_a_training_cannot_have():
-    """Such as a consistency mode without parameter servers, and moving averages of weights."""
-    other = ("cluster=mirrored", "consistency=bounded_delay", "optimizer=adam", "optimizer.use_ema=true")
-    assert keys_of_problems(plain_config(*other)) == {"consistency", "optimizer.use_ema"}
+    """A consistency mode without parameter servers."""
+    other = ("cluster=mirrored", "consistency=bounded_delay")
+    assert keys_of_problems(plain_config(*other)) == {"consistency"}
     run = loaded(*other, "mode=export", "resume=runs/a")
     assert run.consistency.facts == {"mode": "bounded_delay", "max_delay": 8}
-    assert run.optimizer.options["use_ema"] is True
 
 
 def test_predictions_are_not_written_to_an_object_store():
     run = ("mode=predict", "resume=runs/a", "predict.path=gs://bucket/predictions.csv")
     assert keys_of_problems(plain_config(*run)) == {"predict.path"}
-
-
-def test_a_run_of_before_has_the_default_consistency():
-    assert parse.load({**raw_config(), "consistency": {"kind": "async"}}).consistency.facts == {"mode": "async"}
 
 
 @pytest.mark.parametrize("packed", ["null", "auto", "1"])

@@ -336,12 +336,12 @@ def test_sharding_that_yaml_reads_as_false_is_off():
 SAVED = {"table": {"shape": [8, 2], "dtype": "float32"}}
 OTHER_TYPE = {"table": {"shape": [8, 2], "dtype": "float16"}}
 CHECKPOINTS = [
-    (Contents("Adagrad", OTHER_TYPE, {}, []), "model"),
-    (Contents("Adagrad", {**SAVED, "b": SAVED["table"]}, {}, []), "model"),
-    (Contents("Adagrad", SAVED, {"table/accumulator": SAVED["table"]}, []), "optimizer"),
+    (Contents("Adagrad", OTHER_TYPE, {}, [], {}), "model"),
+    (Contents("Adagrad", {**SAVED, "b": SAVED["table"]}, {}, [], {}), "model"),
+    (Contents("Adagrad", SAVED, {"table/accumulator": SAVED["table"]}, [], {}), "optimizer"),
 ]
 
 
 @pytest.mark.parametrize(("contents", "key"), CHECKPOINTS)
 def test_a_checkpoint_of_another_model_or_optimizer(contents, key):
-    refused(key, Contents("Adagrad", SAVED, {}, []).check, "ckpt-1", contents)
+    refused(key, Contents("Adagrad", SAVED, {}, [], {}).check, "ckpt-1", contents)

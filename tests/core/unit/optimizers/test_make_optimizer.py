@@ -9,7 +9,6 @@ from support import run_config
 from user_optimizers import Lamb, Noisy
 
 from psrun.data import load
-from psrun.errors import ConfigError
 from psrun.program import make_optimizer
 from psrun.roles import planner
 from psrun.tf_internals import keras
@@ -23,13 +22,6 @@ OWN = "optimizer._target_=user_optimizers."
 def planned(*pieces: str) -> planner.Plan:
     run = run_config(*pieces)
     return planner.make(run, load.load_source(run))
-
-
-@pytest.mark.parametrize("pieces", [(f"{OWN}with_averages",), (f"{OWN}scaled_nadam", "~optimizer.learning_rate")])
-def test_a_run_of_an_earlier_release_is_exported_with_an_optimizer_that_is_refused_now(pieces):
-    make_optimizer.make_optimizer(run_config(*pieces, "mode=export", "resume=here"))
-    with pytest.raises(ConfigError):
-        make_optimizer.make_optimizer(run_config(*pieces))
 
 
 def test_optimizers_of_a_model_are_found():
