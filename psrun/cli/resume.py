@@ -110,12 +110,10 @@ class _Recorded:
         self._replaced |= {"data"} if "model" in self._now else set()  # a model selects data
         composed = folder / HYDRA[0]
         self._choices = choices
-        trackers = _names(choices.get("tracker"))
         self._written: Any = {}
         if composed.exists():
-            self._written = recorded_config.renewed(recorded_config.read(composed), trackers)
+            self._written = recorded_config.read(composed)
         known = {**groups.choices(arguments), **self._choices}
-        before = recorded_config.renewed_arguments(before)
         held = overrides.parsed([each for each in before if key_of(each) not in self._now])
         chosen = [each for each in held if overrides.is_of_a_group(each, known)]
         self._keys = [each for each in held if each not in chosen]
@@ -178,7 +176,6 @@ def _names_what_is_gone(argument: str, choices: Mapping[str, Any], arguments: Se
 def _kinds(config: Path) -> dict[str, Any]:
     """The choices of a run without files of Hydra, as with hydra.output_subdir=null: they have the names of kinds."""
     nodes = recorded_config.read(config) if config.exists() else {}
-    nodes = recorded_config.renewed(nodes)
     several = {name: [*nodes[name]] for name in groups.SEVERAL_CHOICES if name in nodes}
     return several | {name: nodes[name]["kind"] for name in KINDS if "kind" in nodes.get(name, ())}
 

@@ -65,6 +65,7 @@ _OF_MODELS = frozenset(field.name for field in dataclasses.fields(ModelKeys))
 
 @dataclass(frozen=True)
 class _Top:
+    run: RunKeys
     task: TaskKeys
     export: ExportKeys
     predict: PredictKeys
@@ -77,7 +78,6 @@ class _Top:
     restore: Any
     mode: str = one_of(*MODES)
     seed: int = at_least(0, at_most=2**32 - 1)  # NumPy's and Keras' seeds have 32 bits
-    run: RunKeys = dataclasses.field(default_factory=RunKeys)  # runs of earlier versions have none
 
 
 def load(raw: Mapping[str, Any], *, elsewhere: bool = False) -> RunConfig:

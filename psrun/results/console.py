@@ -200,13 +200,13 @@ class ConsoleSink(Sink):
         first_s = event.data["time_to_first_step_s"]
         first = "" if first_s is None else f" (first step after {first_s:.1f} s)"
         last = ""
-        own = event.data.get("this_process")  # earlier versions did not record it
-        if own is not None and own["steps"] < (event.step or 0):
+        own = event.data["this_process"]
+        if own["steps"] < (event.step or 0):
             number = f"the last {own['steps']}" if own["steps"] else "none"
             last = f", {number} of them by this process in {own['seconds']:.1f} s"
         text = f" {event.step} steps in {event.wall_s:.1f} s{first}{last}  {numbers(event.data['metrics'])}"
         self._print(("completed", "green"), text)
-        if own is not None and not own["steps"]:
+        if not own["steps"]:
             early = event.data.get("ended_early")
             ended = "was complete; to train on, set trainer.epochs higher"
             if early:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,6 @@ from psrun.config import parse, resolvers
 from psrun.config.arguments import key_of
 from psrun.results.run_folder import CONFIG, HYDRA
 
-# Keys of runs of earlier versions, which had one tracker.
-_RENAMED = {
-    "tracker.tracking_uri": "tracker.mlflow.tracking_uri",
-    "tracker.experiment": "tracker.mlflow.experiment",
-}
-
-
 # Keys that psrun no longer has, without effect at the values that runs recorded by default.
 _REMOVED = (
     "cluster.addresses.data_dispatcher",
@@ -29,26 +22,6 @@ _REMOVED = (
     "cluster.resources.data_dispatcher",
     "cluster.resources.data_worker",
 )
-
-
-def renewed(nodes: Any, names: Iterable[str] = ()) -> Any:
-    """A configuration that an earlier version recorded, in the form of today: each tracker below its name.
-
-    Args:
-      names: of the trackers that are chosen; one of another name than its kind is a user's.
-    """
-    tracker = nodes.get("tracker")
-    if not isinstance(tracker, Mapping) or "kind" not in tracker:
-        return nodes
-    known = [*names]
-    name = known[0] if len(known) == 1 else tracker["kind"]
-    return {**nodes, "tracker": {name: dict(tracker)}}
-
-
-def renewed_arguments(arguments: Sequence[str]) -> list[str]:
-    """The arguments of a run of an earlier version with the keys of today."""
-    parted = (argument.partition("=") for argument in arguments)
-    return ["".join((_RENAMED.get(key, key), equals, value)) for key, equals, value in parted]
 
 
 def as_recorded(composed: Any, unresolved: Any, folder: Path, given: Sequence[str]) -> dict[str, Any]:
@@ -66,7 +39,7 @@ def merged(composed: Any, unresolved: Any, folder: Path, now: set[str]) -> dict[
     """As `as_recorded`, for keys and groups `now` that are given; batch sizes may still follow from others."""
     if not (folder / CONFIG).exists() or "experiment" in now:  # which may choose anything
         return dict(composed)
-    recorded: Any = renewed(read(folder / CONFIG), composed.get("tracker") or ())
+    recorded = read(folder / CONFIG)
     now = now | {"data"} if "model" in now else now
     if recorded.get("data", {}).get("batch_size_per_replica") is not None:  # the number of replicas may be another one
         recorded["data"]["global_batch_size"] = None

@@ -141,9 +141,6 @@ class _Record:
                 else f"status: {outcome}, metrics: {len(reproduction.metrics(result))}"
             )
             raise ConfigError(f"{path} has no results to compare with ({what}); name a run that has trained to its end")
-        if "code" not in result or "environment" not in result:
-            message = "has no record of its code and environment: an earlier version of psrun ran it"
-            raise ConfigError(f"{path} {message}; run its configuration again with psrun {_command(result)}")
         missing = [copy for copy in result["code"]["modules"].values() if not (path / copy).is_file()]
         if missing:
             raise ConfigError(f"{path / missing[0]} is missing: the recorded code is not complete; restore the folder")
@@ -187,10 +184,6 @@ class _Record:
         if self.code.get("resumed_with_other_code"):
             text += "\nnote: the run was resumed with other code; the code of its last process is recorded"
         return f"{text}\nnote: {self.code['note']}" if "note" in self.code else text
-
-
-def _command(result: Mapping[str, Any]) -> str:
-    return " ".join(map(str, result.get("overrides") or ()))
 
 
 def _places() -> list[Path]:

@@ -55,7 +55,6 @@ class TrackedRun:
         """
         stored = self.folder.stored()
         record = reading.mapping(reading.mapping(stored.get("trackers")).get(self.name))
-        record = record or reading.mapping(stored.get("tracker"))  # of an earlier version
         is_same = all(record.get(key) == value for key, value in expected.items())
         return record.get("run_id") if is_same else None
 

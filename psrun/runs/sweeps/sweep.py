@@ -127,7 +127,6 @@ class Sweep:
                 jobs[entry["number"]] = Job(**{"overrides": [], **values})
         names = ("search", "metric", "mode", "max_parallel", "status")
         values = {name: record[name] for name in names if name in record}
-        values["search"] = values.get("search") or None  # false in earlier versions
         arguments = record.get("arguments") or []
         started_s = reading.number(record.get("started_s")) or 0.0
         here = reading.mapping(record.get("process"))

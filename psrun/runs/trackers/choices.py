@@ -22,7 +22,7 @@ class MLflow(TrackerChoice):
     kind: str
     tracking_uri: str
     experiment: str
-    artifacts: list[str] = field(default_factory=list)  # older run folders have none
+    artifacts: list[str] = field(default_factory=list)
 
     @property
     def title(self) -> str:

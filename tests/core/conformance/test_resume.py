@@ -334,24 +334,17 @@ def test_a_run_that_is_going_on_is_left_alone(psrun, tmp_path):
 @pytest.mark.parametrize(
     ("before", "now", "names"),
     [
-        (["tracker=mlflow", "tracker.tracking_uri=old", "tracker.experiment=e"], [], ["mlflow"]),
-        (["tracker=mlflow", "tracker.tracking_uri=old"], ["tracker.mlflow.tracking_uri=new"], ["mlflow"]),
+        (["tracker=mlflow", "tracker.mlflow.tracking_uri=old"], ["tracker.mlflow.tracking_uri=new"], ["mlflow"]),
         (["tracker=[tensorboard,mlflow]", "tracker.mlflow.tracking_uri=old"], [], ["tensorboard", "mlflow"]),
         ([], ["tracker=[wandb,tensorboard]"], ["wandb", "tensorboard"]),
     ],
 )
 def test_trackers_of_a_resumed_run(tmp_path, before, now, names):
-    """Also of a run of the time when there was one tracker, whose keys were those of the group."""
-    is_old = any(argument.startswith("tracker.tracking_uri=") for argument in before)
     folder = recorded(tmp_path / "run", *before)
-    if is_old:
-        kept = {"kind": "mlflow", "tracking_uri": "old", "experiment": "psrun"}
-        (folder / "config.yaml").write_text(json.dumps({"tracker": kept}))
-    else:
-        first = hydra_app.composed(before)
-        (folder / ".hydra").mkdir()
-        (folder / ".hydra" / "hydra.yaml").write_text(OmegaConf.to_yaml(OmegaConf.masked_copy(first, ["hydra"])))
-        (folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.masked_copy(first, ["tracker"])))
+    first = hydra_app.composed(before)
+    (folder / ".hydra").mkdir()
+    (folder / ".hydra" / "hydra.yaml").write_text(OmegaConf.to_yaml(OmegaConf.masked_copy(first, ["hydra"])))
+    (folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.masked_copy(first, ["tracker"])))
     composed = hydra_app.composed([f"resume={folder}", *now])
     assert sorted(composed.tracker) == sorted(names)
     if "mlflow" in names:

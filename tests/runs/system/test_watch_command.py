@@ -182,7 +182,8 @@ def test_a_run_that_continues_is_followed_to_its_end_also_in_a_new_file(running)
     append(running, epoch(3))
     watching.until("epoch 3/20")
     assert "metrics.jsonl was replaced" in watching.text
-    fields = {"metrics": {"loss": 0.1}, "time_to_first_step_s": 1.0, "step_time": None}
+    own = {"steps": 200, "seconds": 1.0}
+    fields = {"metrics": {"loss": 0.1}, "time_to_first_step_s": 1.0, "step_time": None, "this_process": own}
     append(running, line("end", 200, **fields))
     changed(running, status="completed", exit_code=0)
     watching.end()

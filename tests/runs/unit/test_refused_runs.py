@@ -104,7 +104,6 @@ NOT_REPRODUCED = {
     "mode=plan": {"mode": "plan"},
     "metrics: 0": {"metrics": {}},
     "status: pruned": {"status": "interrupted", "search": {"state": "pruned"}},
-    "no record of its code": {"code": None},
     "own/net.py is missing": {"code": {**RECORD["code"], "modules": {"own.net": "code/modules/own/net.py"}}},
 }
 REPRODUCTIONS = {

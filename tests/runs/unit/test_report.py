@@ -189,7 +189,6 @@ DIFFERENCES = {
     "values that follow from others": (
         {"workers": 1}, {"workers": 2, "partitioner": "fixed_shards"}, ["cluster.num_workers", "partitioner"], [],
     ),
-    # As where an older run did not know the key yet.
     "null and nothing": (
         {"workers": 1}, {"workers": 2, "config": {"sweep": {"metric": None}}}, ["cluster.num_workers"], [],
     ),
@@ -263,7 +262,7 @@ def test_values_of_a_column_that_differs_are_not_shown_alike(tmp_path, report, v
         assert texts <= set(report(tmp_path).split())
 
 
-# -- runs that are not whole, and older ones
+# -- runs that are not whole
 
 
 def to_folder(file: Path) -> None:

@@ -195,7 +195,8 @@ def test_many_lookups_are_reported_in_two_lines():
     ],
 )
 def test_an_auc_of_chance_at_the_end_comes_with_a_hint(metrics, hinted):
-    data = {"metrics": metrics, "step_time": None, "time_to_first_step_s": None}
+    own = {"steps": 10, "seconds": 1.0}
+    data = {"metrics": metrics, "step_time": None, "time_to_first_step_s": None, "this_process": own}
     text = printed(Event("end", 10, 1.0, data))
     assert ("hint: an AUC of 0.5 means random predictions" in text) == hinted
 
