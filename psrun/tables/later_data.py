@@ -105,7 +105,7 @@ def differences(
     """How rows differ from those that `training_record` has described.
 
     Args:
-      trained: the record; without that of a feature, as in runs from before there was one, its numbers are not counted.
+      trained: the record. The numbers of a feature that it lacks are not counted.
       title: what the rows are, as in "of the evaluation rows".
       label: as in `training_record`.
       class_names: of the classes 0, 1, ...; None without names.

@@ -355,7 +355,7 @@ class Table(ByNumber):
         )
         trained = recorded.get("trained_on")
         found = {}
-        if trained is None:  # a new run, or one from before there was a record
+        if trained is None:  # a new run
             trained = later_data.training_record(self._train, columns, label)
         elif self.rows_to_predict is None:
             found["training"] = compare(self._train, trained=trained, title="training rows")

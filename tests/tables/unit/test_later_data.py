@@ -168,14 +168,6 @@ def test_a_run_that_goes_on_with_other_files_compares_its_training_rows(trained,
     assert warning.startswith("training rows: plan: 400 of 400 values")
 
 
-def test_an_old_run_without_a_record_is_compared_with_its_training_files(trained):
-    folder, source = trained
-    facts = {name: fact for name, fact in source.facts.items() if name != "trained_on"}
-    path = table_files.write(folder / "old.parquet", rows(plan=str.upper))
-    (warning,) = table(folder, facts, eval_path=str(path)).differences
-    assert "plan" in warning
-
-
 def test_rows_to_predict_are_compared_without_their_malformed_rows(trained):
     columns = rows(plan=str.upper, share=lambda share: str(share) if share < 50 else "much")
     del columns["label"]
