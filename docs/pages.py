@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 from psrun import errors
+from psrun import parts as offers
 from psrun.cli import commands
 from psrun.config import groups as files
 from psrun.runs.completion import help_of, parts_of
@@ -191,7 +192,15 @@ def _key(same: list[tuple[str, Key]], group: str = "") -> str:
     ]
     example = _example(key)
     parts = [f"### {key.name}", _sentence(key.comment), f"Default: {'; '.join(listed)}."]
+    if key.name == "model.metrics":
+        parts.append(_metrics_of_parts())
     return "\n\n".join([*(part for part in parts if part), *([_code(example, "bash")] if example else [])])
+
+
+def _metrics_of_parts() -> str:
+    """The metrics of lists, of psrun and of other packages; K is a number."""
+    names = ", ".join(f"`{name}`" for name in offers.metrics())
+    return f"Metrics of lists (`K` is a length, such as 10): {names}."
 
 
 def _sentence(comment: str) -> str:

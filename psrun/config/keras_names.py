@@ -37,7 +37,7 @@ def problems(keys: ModelKeys) -> list[Problem]:
 
 def is_metric(name: str) -> bool:
     """Whether tf-keras, psrun or a part has a metric of this name."""
-    return is_of_keras(name) or name in own_names.COUNTERS or _is_offered(name)
+    return is_of_keras(name) or name in own_names.COUNTERS or _offered_class(name) is not None
 
 
 def is_of_keras(name: str) -> bool:
@@ -45,26 +45,31 @@ def is_of_keras(name: str) -> bool:
     return name in _of_keras() or name.lower() in BY_SHAPE
 
 
-def gathered_metrics(keys: ModelKeys) -> list[str]:
-    """The metrics of gathered examples in `model.metrics` that parts offer: their names, then their classes."""
-    names = []
-    classes = []
+def gathered_metrics(keys: ModelKeys, classes: Collection[str]) -> list[str]:
+    """The metrics of gathered examples in `model.metrics` that are of some classes: first all that have a name there.
+
+    Args:
+      classes: as `psrun.parts.Part.metrics` has them.
+    """
+    by_name = []
+    by_target = []
     for _, node in _metrics(keys.metrics):
         if isinstance(node, Mapping):
             module, _, name = str(node.get("_target_")).rpartition(".")
-            if f"{module}:{name}" in parts.metrics().values():
-                classes.append(name)
-        elif isinstance(node, str) and not is_of_keras(node) and _is_offered(node):
-            names.append(node)
-    return names + classes
+            if f"{module}:{name}" in classes:
+                by_target.append(name)
+        elif isinstance(node, str) and not is_of_keras(node) and _offered_class(node) in classes:
+            by_name.append(node)
+    return by_name + by_target
 
 
-def _is_offered(name: str) -> bool:
-    """Whether a part offers a metric of this name, whose number is a valid one."""
+def _offered_class(name: str) -> str | None:
+    """The class of the metric that a part offers by this name; None if none does, or its number is not valid."""
     try:
-        return parts.metric(name) is not None
+        offered = parts.metric(name)
     except ValueError:
-        return False
+        return None
+    return None if offered is None else offered[0]
 
 
 def problem_of_keras3(target: str, kind: str) -> str | None:

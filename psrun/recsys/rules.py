@@ -8,6 +8,7 @@ from psrun.config import keras_names
 from psrun.config.choices import EvaluationChoice
 from psrun.config.run_config import RunConfig
 from psrun.errors import Problem
+from psrun.recsys.part import PART
 
 _CANDIDATES = "evaluation.candidates"
 _OF_ITEMS = ("coverage", "popularity")  # metrics that need all items as candidates
@@ -22,7 +23,7 @@ def problems(config: RunConfig) -> Iterator[Problem]:
 def _of_lists(config: RunConfig) -> Iterator[Problem]:
     """Problems of metrics that need all examples of a user or a segment together."""
     evaluation = config.evaluation
-    of_lists = keras_names.gathered_metrics(config.model_keys)
+    of_lists = keras_names.gathered_metrics(config.model_keys, PART.metrics.values())
     what = of_lists[0] if of_lists else "evaluation.by"
     refusal = evaluation.refusal_to_group(what)
     if refusal is not None and (of_lists or evaluation.by):

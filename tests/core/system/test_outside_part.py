@@ -1,4 +1,4 @@
-"""A package beside psrun offers a model, a command, an engine, an evaluation mode and a tracker: each of them works."""
+"""A package beside psrun offers one of each kind, such as a model and a metric of lists: each of them works."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ OUTSIDE = str(HARNESS / "outside")
 
 
 @pytest.mark.command
-def test_a_run_has_the_model_the_evaluation_and_the_tracker_of_another_package(psrun):
+def test_a_run_has_the_model_the_metric_the_evaluation_and_the_tracker_of_another_package(psrun):
     done = psrun("model=recipe", "model.width=3", "data=regression", "data.num_features=2", "cluster=none",
-                 "evaluation=quick", "tracker=[lines,tensorboard]", "trainer.epochs=2", "trainer.steps_per_epoch=5",
-                 PYTHONPATH=OUTSIDE)  # fmt: skip
+                 "evaluation=quick", "tracker=[lines,tensorboard]", "model.metrics=[mae,median_error]",
+                 "trainer.epochs=2", "trainer.steps_per_epoch=5", PYTHONPATH=OUTSIDE)  # fmt: skip
     assert done.code == 0, done.stderr
+    assert 0 < done.result["metrics"]["val_median_error"] < done.result["evaluation"]["metrics"]["mae"] * 2
+    assert "median_error" not in done.result["metrics"]  # a training has no metrics of lists
     assert done.result["evaluation"]["mode"] == "quick"
     assert "hidden/kernel" in {row["variable"] for row in done.result["placement"]}
     assert (done.folder / "evaluations.txt").read_text().splitlines() == ["5", "10"]

@@ -12,10 +12,9 @@ from psrun.config.schema import at_least
 class Quick(EvaluationChoice):
     implementation = "quick_evaluation:QuickEvaluation"
     runs_on = "coordinator"
-    is_exact = False
+    is_exact = True
     kind = "quick"
     every: int = at_least(1)
-    num_batches: int = at_least(1)
 
     def is_due(self, epoch: int) -> bool:
         return epoch % self.every == 0

@@ -11,11 +11,13 @@ from psrun.training.evaluation.meters import Evaluation, Meters
 class QuickEvaluation:
     def __init__(self, program: Program) -> None:
         self._meters = Meters(program)
-        self._batches = program.evaluation_examples.take(program.config.evaluation.num_batches)
+        self._batches = program.measured_examples
 
     def evaluate(self, step: int, progress: Callable[[], None]) -> Evaluation:
         self._meters.reset()
         for batch in self._batches:
-            self._meters.update(self._meters.measure(batch))
+            measured = self._meters.measure(batch)
+            self._meters.update(measured)
+            self._meters.keep(self._meters.rows(measured))
             progress()
         return self._meters.result("quick", step)

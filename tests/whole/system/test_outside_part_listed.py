@@ -59,3 +59,5 @@ def test_the_reference():
     assert "## recipe" in pages["reference/groups/model.md"]
     assert "### model.width" in pages["reference/keys.md"]
     assert "### cluster.mark" in pages["reference/keys.md"]
+    assert "`ndcg@K`" in pages["reference/keys.md"]
+    assert "`median_error`" in pages["reference/keys.md"]
