@@ -16,12 +16,13 @@ import psutil
 from rich.console import Console
 
 from psrun import process
-from psrun.engines.slurm import commands as slurm
+from psrun.config import choices
 from psrun.errors import ExitCode, PsrunError
 from psrun.results import found, reading, run_state, submitted_run
 from psrun.results.run_folder import RESULT
 from psrun.results.run_state import GONE
 from psrun.runs import states
+from psrun.runs.report import runs
 from psrun.runs.sweeps.sweep import RECORD
 from psrun.runs.sweeps.sweep_state import SweepReader, counted
 
@@ -129,25 +130,8 @@ class _Stopped:
 
     def ask(self, *, now: bool) -> None:
         """Asks the engine, or the process on this host, to end. Raises PsrunError if that is not possible from here."""
-        if reading.mapping(self.record.get("cluster")).get("topology") == "kubernetes":
-            raise PsrunError(
-                "it runs in pods, which start again when they end: "
-                "use the kubectl command for deletion that psrun submit kubernetes printed"
-            )
-        job = reading.mapping(self.record.get("process")).get("slurm_job")
-        if self.record.get("status") == submitted_run.PENDING:
-            slurm.cancel(str(job))  # there is nothing to save: the run has not begun
-            of_slurm = {"slurm_job": str(job)}
-            submitted_run.record(self.folder, cluster="slurm", job=of_slurm, status=submitted_run.NOT_RUN)
+        if not self.is_sweep and self._engine_is_asked(now=now):
             return
-        if job is not None:
-            try:
-                slurm.stop(str(job), now=now)
-                return
-            except PsrunError as error:  # also if it has no batch script, such as in salloc
-                if not run_state.is_here(self.record):
-                    command = " ".join(slurm.stop_command(str(job), now=now))
-                    raise PsrunError(f"{error}; where Slurm's commands are: {command}") from error
         running = self._process()
         with contextlib.suppress(psutil.NoSuchProcess):
             if running is None:
@@ -157,6 +141,20 @@ class _Stopped:
                 with contextlib.suppress(psutil.TimeoutExpired):
                     running.wait(_HANDLED_WITHIN_S)  # two of the same kind may arrive as one
                 running.send_signal(signal.SIGINT)
+
+    def _engine_is_asked(self, *, now: bool) -> bool:
+        """Whether the engine ends the run. Raises PsrunError if it cannot."""
+        # The chief records the cluster a while after the start.
+        cluster = reading.mapping(self.record.get("cluster")).get("topology")
+        cluster = cluster or runs.read(self.folder, self.folder.name).config.get("cluster.kind")
+        job = reading.mapping(self.record.get("process"))
+        waits = self.record.get("status") == submitted_run.PENDING
+        is_here = run_state.is_here(self.record)
+        if not choices.cluster_of_kind(cluster).stop(job, waits=waits, is_here=is_here, now=now):
+            return False
+        if waits:
+            submitted_run.record(self.folder, cluster=str(cluster), job=job, status=submitted_run.NOT_RUN)
+        return True
 
     def await_end(self, deadline_s: float, *, kill: bool) -> str:
         """How it has ended, in words; empty if it has not until the deadline, as of `time.monotonic`.

@@ -104,6 +104,24 @@ class ClusterChoice(Choice):
         """
         return f"psrun {resume}"
 
+    @classmethod
+    def stop(cls, job: Mapping[str, Any], *, waits: bool, is_here: bool, now: bool) -> bool:
+        """Asks the engine to end a run.
+
+        Args:
+          job: the engine's job, as run.json has it in `process`.
+          waits: whether the job waits, and the run has not begun.
+          is_here: whether the process of the run is on this host, so that it can be signalled instead.
+          now: whether the run ends at once, without a last checkpoint.
+
+        Returns:
+          Whether the engine was asked; else the process of the run is to be signalled.
+
+        Raises:
+          PsrunError: the engine does not end it; the message says what does.
+        """
+        return False
+
     def topology(self, run: RunConfig, environment: Mapping[str, str]) -> Topology | None:
         """The tasks of the run, with the task of this process; None for a run of a single process.
 

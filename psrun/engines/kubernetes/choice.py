@@ -5,12 +5,14 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from psrun.config.choices.clusters import Unsupervised
 from psrun.config.run_config import RunConfig
 from psrun.config.schema import at_least
 from psrun.config.topology import Topology
 from psrun.engines.kubernetes import pods
+from psrun.errors import ClusterError
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,13 @@ class Kubernetes(Unsupervised):
     def resume_command(cls, resume: str, overrides: Sequence[str]) -> str:
         again = [each for each in overrides if not each.startswith("cluster=")]  # the folder has another path in pods
         return f"psrun submit kubernetes {shlex.join(again)} | kubectl apply -f -"
+
+    @classmethod
+    def stop(cls, job: Mapping[str, Any], *, waits: bool, is_here: bool, now: bool) -> bool:
+        raise ClusterError(
+            "it runs in pods, which start again when they end: "
+            "use the kubectl command for deletion that psrun submit kubernetes printed"
+        )
 
     def topology(self, run: RunConfig, environment: Mapping[str, str]) -> Topology:
         return pods.from_environment(run, environment)

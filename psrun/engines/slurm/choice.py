@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 from psrun.config.choices.clusters import OnSeveralMachines, RestartLimits, Start, Supervised
 from psrun.config.run_config import RunConfig
 from psrun.config.schema import at_least
-from psrun.engines.slurm import allocation
-from psrun.errors import Problem
+from psrun.engines.slurm import allocation, commands
+from psrun.errors import ClusterError, Problem
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,23 @@ class Slurm(OnSeveralMachines, Supervised):
     @classmethod
     def resume_command(cls, resume: str, overrides: Sequence[str]) -> str:
         return f"psrun submit slurm {resume}"
+
+    @classmethod
+    def stop(cls, job: Mapping[str, Any], *, waits: bool, is_here: bool, now: bool) -> bool:
+        number = job.get("slurm_job")
+        if number is None:  # psrun was started without Slurm's variables
+            return False
+        if waits:
+            commands.cancel(str(number))
+            return True
+        try:
+            commands.stop(str(number), now=now)
+        except ClusterError as error:  # also if it has no batch script, such as in salloc
+            if is_here:
+                return False
+            command = " ".join(commands.stop_command(str(number), now=now))
+            raise ClusterError(f"{error}; where Slurm's commands are: {command}") from error
+        return True
 
     def start(self, run: RunConfig, environment: Mapping[str, str]) -> Start:
         job = allocation.job_of(run, environment)

@@ -143,12 +143,14 @@ def test_runs_that_cannot_be_stopped_from_here(tmp_path, monkeypatch, capsys, sn
     """Each line is about one run; all of them are tried."""
     monkeypatch.setenv("PATH", str(tmp_path))  # without scancel
     here = process.place()
+    of_slurm = {"host": "n1", "pid_namespace": 1, "pid": 7, "slurm_job": "12"}
     places: dict[str, dict] = {
         "over": {},
         "elsewhere": {"status": "running", "process": {"host": "n1", "pid_namespace": 1, "pid": 7}},
         "container": {"status": "running", "process": {**here, "pid_namespace": 1, "pid": 7}},
         "unknown": {"status": "running", "process": None},
-        "slurm": {"status": "running", "process": {"host": "n1", "pid_namespace": 1, "pid": 7, "slurm_job": "12"}},
+        "slurm": {"status": "running", "process": of_slurm, "cluster": {"topology": "slurm"}},
+        "begins": {"status": "running", "process": of_slurm, "cluster": None, "config": {"cluster": {"kind": "slurm"}}},
         "pods": {"status": "running", "process": {**here, "pid": 7}, "cluster": {"topology": "kubernetes"}},
     }
     for name, changes in places.items():
