@@ -18,7 +18,7 @@ from psrun.config.compose import Composer, without_hydra
 from psrun.config.parse import RECORDED
 from psrun.errors import ConfigError, Problem
 from psrun.results import found, recorded_config, run_state
-from psrun.results.run_folder import CONFIG, HYDRA
+from psrun.results.run_folder import CONFIG, HYDRA, RESULT, rebuilt
 
 
 def compose(arguments: Sequence[str], folder: Path, *, into: Path | None = None) -> DictConfig:
@@ -68,9 +68,13 @@ def _recorded_overrides(folder: Path, arguments: Sequence[str]) -> list[str]:
     if any(each.startswith("hydra.run.dir=") for each in arguments):
         raise ConfigError([Problem("resume", "a resumed run keeps its folder; remove hydra.run.dir")])
     try:
-        recorded: list[str] = json.loads((folder / "run.json").read_text(encoding="utf-8"))["overrides"]
+        result = json.loads((folder / RESULT).read_text(encoding="utf-8"))
+        recorded: list[str] = result["overrides"]
     except (OSError, ValueError, KeyError) as error:
-        raise ConfigError([Problem("resume", _no_run(folder, error))]) from error
+        result = rebuilt(folder)
+        if not result:
+            raise ConfigError([Problem("resume", _no_run(folder, error))]) from error
+        recorded = result["overrides"]
     return recorded
 
 

@@ -87,7 +87,7 @@ def main() -> None:
     try:
         result = RunFolder(folder)
         error = {"type": "TaskLostError", "message": message, "task": str(CHIEF)}
-        result.record("ended", status="failed", exit_code=128 + signal.SIGKILL, error=error)
+        result.emit("ended", status="failed", exit_code=128 + signal.SIGKILL, error=error)
         sys.stderr.write(f"psrun: {message}\n(log: {result.log(str(CHIEF))})\n")
         sys.stderr.flush()
     finally:

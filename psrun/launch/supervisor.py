@@ -110,7 +110,7 @@ class Supervisor:
         for task in self._tasks.values():
             task.kill()
         self._relay.close()
-        self._folder.record("recoveries", rows=self._recoveries.rows)
+        self._folder.emit("recoveries", rows=self._recoveries.rows)
         shutil.rmtree(shared(self._folder.path), ignore_errors=True)
 
     def _await_evaluator(self, within_s: float) -> None:
@@ -346,7 +346,8 @@ class ProgressRelay:
         self._sink.close()
 
     def _relay_event(self, event: Event) -> None:
-        self._last_step = event.step or 0
+        if event.step is not None:
+            self._last_step = event.step
         if event.kind == "restored":
             self._recoveries.restored(event.step or 0)
         if event.kind == "epoch":

@@ -30,16 +30,16 @@ def report(program: Program, reporter: Reporter, folder: RunFolder) -> None:
     """
     if program.config.cluster.has_parameter_servers:
         devices = [device.removeprefix("/device:") for device in program.distribution.strategy.extended.worker_devices]
-        folder.record("replicas", per_worker=len(devices), devices=devices)
+        folder.emit("replicas", per_worker=len(devices), devices=devices)
     if isinstance(program.network, AdaptedModel):
         reporter.emit("network", library=program.network.library)
     else:
-        folder.record("network", library=f"tf-keras {version('tf-keras')}")
+        folder.emit("library", library=f"tf-keras {version('tf-keras')}")
     if program.model.unused:
         names = ", ".join(program.model.unused)
         reporter.warn(f"the model does not use these features: {names}; model=wide_deep uses numbers and categories")
     if program.sharding is not None:
-        folder.record("sharding", sharding=program.sharding)
+        folder.emit("sharding", sharding=program.sharding)
     lookups = [asdict(lookup) for lookup in compiled_model.decide_lookups(program)]
     if lookups:
         reporter.emit("lookups", lookups=lookups)

@@ -34,10 +34,19 @@ class Journal(Sink):
 
     def event(self, event: Event) -> None:
         """Adds a line. Raises RunFolderError."""
-        line = {"event": event.kind, "step": event.step, "wall_s": event.wall_s, **event.data}
-        # One unbuffered write per line: the chief and its supervisor append to the same file.
-        with self._lock, writing_to(self.path), self.metrics.open("ab", buffering=0) as file:
-            file.write((json.dumps(plain(line), allow_nan=False) + "\n").encode())
+        with self._lock, writing_to(self.path):
+            self._append(event)
+
+    def _append(self, event: Event) -> None:
+        """Adds a line. Raises OSError."""
+        values = {"event": event.kind, "step": event.step, "wall_s": event.wall_s, **event.data}
+        line = (json.dumps(plain(values), allow_nan=False) + "\n").encode()
+        with self.metrics.open("ab", buffering=0) as file:
+            if _is_torn(self.metrics):
+                line = b"\n" + line
+            # One unbuffered write per line: the chief and its supervisor append to the same file.
+            while line:
+                line = line[file.write(line) :]  # a full disk may take a part of it
 
     def elapsed_s(self) -> float:
         """The time of the last event so far, in seconds since the run began; 0 without one."""
@@ -57,6 +66,15 @@ def writing_to(folder: Path) -> Iterator[None]:
         raise
     except OSError as error:
         raise RunFolderError(folder, error) from error
+
+
+def _is_torn(path: Path) -> bool:
+    """Whether the file ends within a line, as a process leaves it that was killed or had no disk space."""
+    if not path.is_file() or path.stat().st_size == 0:
+        return False
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) != b"\n"
 
 
 def plain(value: Any) -> Any:

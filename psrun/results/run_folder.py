@@ -6,6 +6,7 @@ import contextlib
 import json
 import re
 import shlex
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +19,8 @@ from psrun import files
 from psrun.errors import CANNOT_GROW, FULL, ConfigError, Problem, PsrunError, RunFolderError
 from psrun.results import reading
 from psrun.results.events import Event
-from psrun.results.journal import EventReader, Journal, plain, writing_to
-from psrun.results.summary import CHANGES, fold
+from psrun.results.journal import METRICS, EventReader, Journal, plain, writing_to
+from psrun.results.summary import CHANGES, fold, of_events
 
 _FLOAT = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?e[-+]?[0-9]+")
 _LOCK_TIMEOUT_S = 1.0
@@ -56,11 +57,12 @@ class RunFolder(Journal):
         self.whole = whole or self
         self.earlier: Earlier | None = None
         self._result: dict[str, Any] = {}
+        self._is_complete = False  # whether metrics.jsonl is known to add up to run.json
 
     @classmethod
     def create(cls, path: Path, *, raw: Mapping[str, Any]) -> RunFolder:
         """Prepares the folder for a new run. Raises ConfigError if it holds a run, or nothing can be written there."""
-        if (path / RESULT).exists():
+        if cls(path).has_run:
             message = f"{path} holds a run already; choose another folder, or resume the run"
             raise ConfigError([Problem("hydra.run.dir", message)])
         folder = cls.join(path)
@@ -122,11 +124,16 @@ class RunFolder(Journal):
         return _length(recorded) != _length(raw)
 
     def stored(self) -> dict[str, Any]:
-        """The current content of run.json; empty without one."""
+        """The current content of run.json; if it is lost or damaged, what `rebuilt` returns."""
         try:
             return json.loads((self.path / RESULT).read_text(encoding="utf-8"))
         except (FileNotFoundError, json.JSONDecodeError):
-            return {}
+            return rebuilt(self.path)
+
+    @property
+    def has_run(self) -> bool:
+        """Whether a run has begun in the folder."""
+        return (self.path / RESULT).exists() or bool(rebuilt(self.path))
 
     @property
     def checkpoints(self) -> Path:
@@ -206,45 +213,80 @@ class RunFolder(Journal):
 
     def event(self, event: Event) -> None:
         """Adds an event to metrics.jsonl and applies it to run.json. Raises RunFolderError."""
-        super().event(event)
-        if event.kind in CHANGES:
-            with self._lock:
-                self._add(event)
-
-    def record(self, kind: str, /, *, step: int | None = None, **data: Any) -> None:
-        """Applies an event to run.json without adding it to metrics.jsonl. Raises RunFolderError."""
+        if event.kind not in CHANGES:
+            super().event(event)
+            return
         with self._lock:
-            self._add(Event(kind, step, 0.0, data))  # nothing in run.json depends on the time of an event
+            self._add(event)
 
-    def record_at_once(self, kind: str, /, **data: Any) -> None:
-        """As `record`, for a process that is about to end, also within a signal handler. Raises RunFolderError."""
+    def emit(self, kind: str, /, *, step: int | None = None, wall_s: float | None = None, **data: Any) -> None:
+        """Adds an event to metrics.jsonl and applies it to run.json. Raises RunFolderError.
+
+        Args:
+          wall_s: seconds since the run began; None: until now while the run is running, else until its last event.
+        """
+        with self._lock:
+            self._emit(kind, step, wall_s, data)
+
+    def emit_at_once(self, kind: str, /, *, wall_s: float | None = None, **data: Any) -> None:
+        """As `emit`, for a process that is about to end, also within a signal handler. Raises RunFolderError."""
         # An interrupted thread may hold the lock and would never release it.
         self._lock.acquire(timeout=_LOCK_TIMEOUT_S)
-        self._add(Event(kind, None, 0.0, data))
+        self._emit(kind, None, wall_s, data)
+
+    def _emit(self, kind: str, step: int | None, wall_s: float | None, data: Mapping[str, Any]) -> None:
+        if wall_s is None:
+            wall_s = self._clock_s()
+        self._add(Event(kind, step, wall_s, data))
+
+    def _clock_s(self) -> float:
+        result = self.stored()
+        started_s = reading.number(result.get("started_s"))
+        if result.get("status") == "running" and started_s is not None:
+            return round(time.time() - started_s, 3)
+        return self.elapsed_s()
 
     def _add(self, event: Event) -> None:
         """Another process may have written run.json last. If the file is damaged, the last known result is used."""
-        self._result = fold(self.stored() or self._result, event)
+        before = self.stored() or self._result
+        self._result = fold(before, event)
         text = json.dumps(plain(self._result), indent=2, allow_nan=False) + "\n"
-        reserve = self.path / _RESERVE
         with writing_to(self.path):
-            try:
-                files.write_atomic(self.path / RESULT, text)
-            except OSError as error:
-                if event.kind != "ended" or error.errno not in FULL or not reserve.exists():
-                    raise
-                reserve.unlink()
-                files.write_atomic(self.path / RESULT, text)
+            self._complete(before)
+            self._with_reserve(event, lambda: self._append(event))
+            self._with_reserve(event, lambda: files.write_atomic(self.path / RESULT, text))
         if event.kind == "ended":
-            reserve.unlink(missing_ok=True)
+            (self.path / _RESERVE).unlink(missing_ok=True)
+
+    def _complete(self, result: Mapping[str, Any]) -> None:
+        """Adds `result` to metrics.jsonl if its events do not add up to run.json, as in runs of earlier versions."""
+        if not self._is_complete and result and not is_complete(self.metrics):
+            self._append(Event("result", None, self.elapsed_s(), {"result": result}))
+        self._is_complete = True
+
+    def _with_reserve(self, event: Event, write: Callable[[], None]) -> None:
+        """Calls `write`; for the end of the run again with the reserved space if the disk is full. Raises OSError."""
+        reserve = self.path / _RESERVE
+        try:
+            write()
+        except OSError as error:
+            if event.kind != "ended" or error.errno not in FULL or not reserve.exists():
+                raise
+            reserve.unlink()
+            write()
 
     def reserve(self) -> None:
         """Takes disk space with which the end of the run can be recorded on a disk that is full by then."""
         with contextlib.suppress(OSError):
             (self.path / _RESERVE).write_bytes(bytes(_RESERVE_BYTES))
 
-    def snapshot(self, names: Sequence[str] = (CONFIG, RESULT)) -> Callable[[], None]:
-        """A function that restores the current content of these files; default: configuration and result."""
+    def revert(self, result: Mapping[str, Any]) -> None:
+        """Makes `result` the content of run.json again. Raises RunFolderError."""
+        if result and self.stored() != result:  # the folder may be read-only
+            self.emit("result", result=result)
+
+    def snapshot(self, names: Sequence[str]) -> Callable[[], None]:
+        """A function that restores the current content of these files."""
         paths = [self.path / name for name in names if (self.path / name).exists()]
         contents = {file: file.read_text(encoding="utf-8") for file in paths}
 
@@ -254,6 +296,25 @@ class RunFolder(Journal):
                     files.write_atomic(file, text)
 
         return undo
+
+
+def is_complete(metrics: Path) -> bool:
+    """Whether the events of a file add up to run.json: from the begin of the run, or from an event `result` on."""
+    events = EventReader(metrics).read()
+    if any(event.kind == "result" for event in events):
+        return True
+    first = next((event.kind for event in events if event.kind in CHANGES), None)
+    return first == "begun"
+
+
+def rebuilt(path: Path) -> dict[str, Any]:
+    """The run.json of the run in the folder `path` by its events; empty if metrics.jsonl does not have all of them."""
+    try:
+        if not is_complete(path / METRICS):
+            return {}
+        return of_events(EventReader(path / METRICS).read())
+    except OSError:
+        return {}
 
 
 def _length(raw: Any) -> tuple[Any, Any]:

@@ -196,6 +196,8 @@ def look(path: Path, *, supervised: bool = False) -> RunState:
     if problem:
         with contextlib.suppress(OSError):
             result = summary.of_events(EventReader(path / METRICS).read())
+        if result.get("status"):  # all of run.json
+            problem = ""
     if not result and not os.path.exists(path / RESULT):
         result = submitted_run.result(path)
     beats = task_files.beats(path)

@@ -1,6 +1,7 @@
 """run.json as the sum of a run's events.
 
-The run folder applies each event once. Readers fold the events of metrics.jsonl again where run.json is lost.
+The run folder applies each event once, after it has written it to metrics.jsonl. Where run.json is lost, the events of
+metrics.jsonl are folded again.
 """
 
 from __future__ import annotations
@@ -18,7 +19,12 @@ Change = Callable[[State, Event], Mapping[str, Any]]  # the keys of run.json tha
 
 
 def fold(state: State, event: Event) -> dict[str, Any]:
-    """The content of run.json after one more event. An event of a kind that sets no key changes nothing."""
+    """The content of run.json after one more event. An event of a kind that sets no key changes nothing.
+
+    An event `result` has all of run.json: of a run whose earlier events are not in metrics.jsonl, or count no more.
+    """
+    if event.kind == "result":
+        return dict(event.data["result"])
     change = CHANGES.get(event.kind)
     return {**state, **(change(state, event) if change else {})}
 
@@ -35,6 +41,13 @@ def of_events(events: Iterable[Event]) -> dict[str, Any]:
 def _given(state: State, event: Event) -> State:
     """The event's data are keys of run.json."""
     return event.data
+
+
+def _ended(state: State, event: Event) -> State:
+    """A run that has not begun has no clock."""
+    if "started_s" not in state:
+        return event.data
+    return {**event.data, "wall_s": event.wall_s}
 
 
 def _under(key: str) -> Change:
@@ -132,13 +145,13 @@ def _with_recoveries(state: State, rows: list[State]) -> State:
 def _trained(state: State, event: Event) -> State:
     """If several processes train one after another, the time to the first step is that of the first process."""
     first_s = state.get("time_to_first_step_s") or event.data["time_to_first_step_s"]
-    return {**event.data, "time_to_first_step_s": first_s}
+    return {**event.data, "time_to_first_step_s": first_s, "wall_s": event.wall_s}
 
 
 CHANGES: dict[str, Change] = {
     # Processes.
     "begun": _begun,
-    "ended": _given,
+    "ended": _ended,
     "cluster": _given,
     "replicas": _under("replicas"),
     "tracker": _tracker,
@@ -152,10 +165,12 @@ CHANGES: dict[str, Change] = {
     "hashes": _more_of_data,
     "later_data": _later_data,
     "network": _under("network"),
+    "library": _under("network"),
     "lookups": _given,
     "placement": _placement,
     "plan": _given,
     "packing": _under("steps_per_execution"),
+    "packed": _under("steps_per_execution"),
     "search": _under("search"),
     # Results.
     "epoch": _epoch,
@@ -163,6 +178,7 @@ CHANGES: dict[str, Change] = {
     "waits": _waits,
     "staleness": _staleness,
     "evaluation": _evaluation,
+    "last_evaluation": _evaluation,
     "checkpoints": _checkpoints,
     "best_checkpoint": _given,
     "trained": _trained,

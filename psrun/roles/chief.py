@@ -179,7 +179,7 @@ class Chief:
             watch.stop()
             if self._training is not None:
                 self._recoveries.count_repeated(self._training.steps_repeated)
-            self.folder.record("recoveries", rows=self._recoveries.rows)
+            self.folder.emit("recoveries", rows=self._recoveries.rows)
 
     def _earlier_loss(self) -> Loss | None:
         """The end of the attempt before this one; recorded in case this one does not train either."""
@@ -187,7 +187,7 @@ class Chief:
         loss = earlier_loss(earlier, task_files.read(self.folder.whole.path, CHIEF))
         if loss is None or earlier is None:
             return None
-        self.folder.record("lost", **asdict(loss))
+        self.folder.emit("lost", **asdict(loss))
         is_recorded = earlier.result.get(PENDING)
         if earlier.result.get("status") == "running" and not is_recorded:
             action = "resumed from the newest checkpoint"

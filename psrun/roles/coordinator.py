@@ -62,9 +62,9 @@ def run(run_config: RunConfig, context: TaskContext, stop: Stop) -> None:
         _prepare(run_config, context, stop)
         reporter.emit("start", title=run_config.title, run_folder=str(folder.path), notes=run_config.notes)
         versions = {name: version(name) for name in _VERSIONS}
-        folder.record("cluster", cluster=chief.cluster_facts, versions=versions)
+        folder.emit("cluster", cluster=chief.cluster_facts, versions=versions)
         if run_config.cluster.has_parameter_servers or run_config.consistency.one_process:
-            folder.record("consistency", **run_config.consistency.facts)
+            folder.emit("consistency", **run_config.consistency.facts)
         trainer = TRAINERS[run_config.trainer.kind](run_config)
         hooks = Hooks(run_config, folder, reporter)
         source = load.load_source(run_config, folder.stored().get("data"), chief.preparing, folder.whole.path)
@@ -110,7 +110,7 @@ def _planned(run_config: RunConfig, source: DataSource, reporter: Reporter, fold
 
 
 def _report_data(run_config: RunConfig, source: DataSource, reporter: Reporter, folder: RunFolder) -> None:
-    folder.record("data", data=load.facts(run_config, source))
+    folder.emit("data", data=load.facts(run_config, source))
     guessed = getattr(source, "guessed", ())
     notes = getattr(source, "notes", ())
     if guessed or notes:
@@ -132,7 +132,7 @@ def _train(program: Program, trainer: Trainer, hooks: Hooks, chief: Chief, stop:
         trainer.train(program, run)
         run.end()
         if run.is_paused:
-            folder.record("search", state=PAUSED, epoch=run.epoch.number)
+            folder.emit("search", state=PAUSED, epoch=run.epoch.number)
         else:
             stop.raise_if_requested()
             if program.config.export.at_end and folder.whole is folder:
@@ -146,7 +146,7 @@ def _train(program: Program, trainer: Trainer, hooks: Hooks, chief: Chief, stop:
         if sampler is not None:
             sampler.stop()
         run.monitor.stop()
-        folder.record("trained", **_result(run, reporter))
+        folder.emit("trained", **_result(run, reporter))
         _record_evaluator(program.config.evaluation, folder)
     result = folder.stored()
     keys = ("metrics", "time_to_first_step_s", "steps_per_s", "examples_per_s", "step_time")
@@ -225,7 +225,7 @@ def _record_evaluator(evaluation: choices.EvaluationChoice, folder: RunFolder) -
     """Records the last result of the evaluator task in run.json: the task may have exited before the training."""
     if evaluation.runs_on == "evaluator":
         for result, _ in list(meters.kept(folder.evaluations, evaluation.kind))[-1:]:
-            folder.record("evaluation", **asdict(result))
+            folder.emit("last_evaluation", **asdict(result))
 
 
 def _export(program: Program, folder: RunFolder, reporter: Reporter) -> None:

@@ -47,7 +47,7 @@ def report_differences(source: DataSource, folder: RunFolder, reporter: Reporter
     compared = source.facts.get("compared")
     if compared and is_over(folder.stored()):
         with contextlib.suppress(RunFolderError):  # a folder that may only be read
-            folder.record("later_data", **{mode: compared})
+            folder.emit("later_data", **{mode: compared})
 
 
 @dataclass(frozen=True)

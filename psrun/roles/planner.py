@@ -76,7 +76,7 @@ def run(run_config: RunConfig, folder: RunFolder, console: Console) -> None:
     run_config = load.planned(run_config, source, warner(console))
     plan = make(run_config, source)
     if run_config.resume is None:
-        folder.record(
+        folder.emit(
             "plan",
             placement=[asdict(shard) for shard in plan.placed],
             bytes_per_step=asdict(plan.traffic),

@@ -53,7 +53,7 @@ class Recording:
         with contextlib.suppress(OSError):
             self._write_diff()
         self._record_code()
-        self._folder.record("environment", **provenance.environment())
+        self._folder.emit("environment", **provenance.environment())
         self._hashing = threading.Thread(target=self._hash, args=(data_files,), name="hashes", daemon=True)
         self._hashing.start()
 
@@ -105,10 +105,10 @@ class Recording:
             facts["note"] = note
         if self._is_other:
             facts["resumed_with_other_code"] = True
-        self._folder.record("code", **facts)
+        self._folder.emit("code", **facts)
 
     def _hash(self, names: Sequence[str]) -> None:
         with contextlib.suppress(DataError):  # a file that was removed meanwhile
             known = hashes.compute(names)
             if known:  # generated data has none: the seed and the options of `data` define it
-                self._folder.record("hashes", hashes=known)
+                self._folder.emit("hashes", hashes=known)

@@ -116,7 +116,7 @@ def execute(
       RunFolderError: the disk is full.
     """
     process.end_with_supervisor()
-    fresh = not keep_unrun and not (path / "run.json").exists()
+    fresh = not keep_unrun and not RunFolder(path).has_run
     code = ExitCode.USAGE
     try:
         code = _execute(raw, path, overrides, started_s, is_own)
@@ -180,7 +180,7 @@ def _execute(raw: Mapping[str, Any], path: Path, overrides: list[str], started_s
     stop.defer(_RECORDED_WITHIN_S)
     if me.owns_folder and code == ExitCode.DONE:
         status = "interrupted" if folder.is_paused else "completed"
-        folder.record("ended", status=status, exit_code=code, wall_s=round(time.time() - started_s, 3))
+        folder.emit("ended", status=status, exit_code=code, wall_s=round(time.time() - started_s, 3))
     elif code != ExitCode.DONE:  # the chief has recorded the result
         recorded = folder.stored().get("error") or {"message": f"exited with code {int(code)}"}
         _print_error(terminal, recorded["message"], code, folder.path / "logs")
@@ -199,7 +199,7 @@ def _parsed(
         stop.raise_if_requested()
     except (ConfigError, Interrupted) as error:
         reason = stop.reason_of(error)
-        if not (path / "run.json").exists():
+        if not RunFolder(path).has_run:
             with contextlib.suppress(ConfigError):  # another task of the run may have recorded the same error first
                 _begun(RunFolder.create(path, raw=raw), raw, overrides, started_s)
                 record_failure(RunFolder.take_over(path), reason, "chief-0", started_s)
@@ -217,7 +217,7 @@ def _watch_signals(stop: Stop, run: RunConfig, folder: RunFolder, me: Identity, 
     """Lets `stop` end this process, also where its main thread waits, and record that."""
 
     def record(interrupted: Interrupted) -> None:
-        folder.record_at_once("ended", **_outcome(interrupted, me.name, started_s))
+        folder.emit_at_once("ended", **_outcome(interrupted, me.name, started_s))
 
     stop.install(record if me.owns_folder else None)
     if run.cluster.exit_signal is not None and process.SUPERVISOR_PID in os.environ:
@@ -235,8 +235,16 @@ def _undo(run: RunConfig, me: Identity, path: Path) -> Callable[[ExitCode], None
     """A function that restores a run if it cannot be resumed with the configuration."""
     if run.resume is None or not me.owns_folder or process.SUPERVISOR_PID in os.environ:
         return lambda code: None
-    restore = RunFolder(path).snapshot()
-    return lambda code: restore() if code == ExitCode.USAGE else None
+    folder = RunFolder(path)
+    restore = folder.snapshot([CONFIG])
+    result = folder.stored()
+
+    def undo(code: ExitCode) -> None:
+        if code == ExitCode.USAGE:
+            restore()
+            folder.revert(result)
+
+    return undo
 
 
 def _folder(run: RunConfig, me: Identity, path: Path) -> RunFolder:
@@ -246,7 +254,7 @@ def _folder(run: RunConfig, me: Identity, path: Path) -> RunFolder:
         if me.patience_s:
             task_files.claim(path, me.name, me.start)
         RunFolder.hold(path, within_s=me.patience_s, resumes=run.resume is not None)
-    if (me.may_find_run or run.resume) and (path / "run.json").exists():
+    if (me.may_find_run or run.resume) and RunFolder(path).has_run:
         if process.SUPERVISOR_PID not in os.environ and task_files.still_beats(path, CHIEF, within_s=me.patience_s):
             raise ConfigError([in_use(path, resumes=run.resume is not None)])
         folder = RunFolder.take_over(path, completed=run.resume is not None, raw=run.raw)
@@ -265,7 +273,8 @@ def _begun(folder: RunFolder, raw: Mapping[str, Any], overrides: list[str], star
     if name is not None and not supervised:
         run_name.write(folder.path, str(name))
     folder.reserve()
-    folder.record("begun", mode=raw.get("mode"), started_s=began_s, **here, overrides=overrides)
+    wall_s = round(time.time() - began_s, 3)
+    folder.emit("begun", wall_s=wall_s, mode=raw.get("mode"), started_s=began_s, **here, overrides=overrides)
     return began_s
 
 
@@ -333,7 +342,7 @@ def _show_resume(run: RunConfig, folder: RunFolder, code: ExitCode, terminal: Te
 
 def record_failure(folder: RunFolder, error: BaseException, task: str, started_s: float) -> None:
     """Records the error that has ended a run in run.json. Raises OSError."""
-    folder.record("ended", **_outcome(error, task, started_s))
+    folder.emit("ended", **_outcome(error, task, started_s))
 
 
 def _outcome(error: BaseException, task: str, started_s: float) -> dict[str, Any]:

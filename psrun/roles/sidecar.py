@@ -171,8 +171,8 @@ class Sidecar:
     def _record(self) -> None:
         """Records the last evaluation in run.json, which has no other writer any more."""
         if self._last is not None:
-            self._folder.record("evaluation", **self._last.recorded)
-            self._folder.record("best_checkpoint", best_checkpoint=self._store.best())
+            self._folder.emit("last_evaluation", **self._last.recorded)
+            self._folder.emit("best_checkpoint", best_checkpoint=self._store.best())
 
     def _next(self) -> Any:
         """The next checkpoint to evaluate, the oldest or the newest that is left; None if there is none."""

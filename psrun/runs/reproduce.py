@@ -70,7 +70,7 @@ def main(arguments: list[str]) -> ExitCode:
         console.print(f"not reproduced: the run in {into} exited with code {ended}", soft_wrap=True, markup=False)
         return ExitCode.INTERRUPTED if ended == ExitCode.INTERRUPTED else ExitCode.FAILED
     compared = _compared(record, run, result, sample, [*changes, *differences])
-    RunFolder(into).record("reproduction", of=str(record.path), **compared.facts)
+    RunFolder(into).emit("reproduction", of=str(record.path), **compared.facts)
     if changes:
         console.print(reproduction.table("Keys", changes))
     console.print(compared.table())

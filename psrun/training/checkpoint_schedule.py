@@ -101,7 +101,7 @@ class CheckpointSchedule:
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
         """Keeps the checkpoint of `step`, if there is one, as the best if these metrics are the best."""
         if self._checkpoints.evaluated(step, metrics):
-            self._folder.record("best_checkpoint", best_checkpoint=self._checkpoints.store.best())
+            self._folder.emit("best_checkpoint", best_checkpoint=self._checkpoints.store.best())
 
     def _record(self, steps: list[int], *, damaged: Sequence[int] = ()) -> None:
         """Records the existing checkpoints, in order; damaged ones stay in the list."""
@@ -109,4 +109,4 @@ class CheckpointSchedule:
         aside = store.folder / SET_ASIDE
         bad = [{"path": str(aside / f"{PREFIX}-{step}"), "step": step, "good": False} for step in damaged]
         good = [{"path": store.prefix(step), "step": step, "good": True} for step in steps]
-        self._folder.record("checkpoints", good=good, damaged=bad)
+        self._folder.emit("checkpoints", good=good, damaged=bad)

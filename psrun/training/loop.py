@@ -369,8 +369,11 @@ class TrainingRun:
 
     def packed(self, packed: Packed) -> None:
         """Call when it is known how many steps an execution has."""
-        report = self.folder.record if packed.step_s is None else self.reporter.emit
-        report("packing", step=self.monitor.last_step, **asdict(packed))
+        step = self.monitor.last_step
+        if packed.step_s is None:  # nothing was measured that a user would read
+            self.folder.emit("packed", step=step, **asdict(packed))
+        else:
+            self.reporter.emit("packing", step=step, **asdict(packed))
 
 
 @dataclass(frozen=True)

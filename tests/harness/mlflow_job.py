@@ -23,7 +23,7 @@ def job(sweep: Path, number: int, loss: float, barrier) -> None:
     sink = chosen.load()(chosen, TrackedRun("mlflow", folder, {"seed": number}, SweepKeys("val_loss", "min", 1)))
     barrier.wait(60)
     sink.event(Event("start", None, 0.0, {}))
-    folder.record("epoch", step=1, metrics={"val_loss": loss})
+    folder.emit("epoch", step=1, metrics={"val_loss": loss})
     barrier.wait(60)
     sink.event(Event("end", 1, 0.0, {}))
     sink.close()

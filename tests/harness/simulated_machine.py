@@ -273,7 +273,7 @@ class Job:
             self._exit(1)
             return
         self._has_begun = True
-        self._run.record("begun", overrides=[])
+        self._run.emit("begun", overrides=[])
         if self._kind not in ("hangs", "deaf"):
             self._machine.at(self._seconds, self._act)
 
@@ -291,7 +291,7 @@ class Job:
 
     def _end(self, code: int, **record: Any) -> None:
         self._is_ending = True
-        self._run.record("ended", **record)
+        self._run.emit("ended", **record)
         self._machine.at(_EXITS_AFTER_S, lambda: self._exit(code))
 
     def _exit(self, code: int) -> None:

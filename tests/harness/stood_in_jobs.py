@@ -32,11 +32,11 @@ overrides = [each for each in OmegaConf.load(folder / ".hydra" / "overrides.yaml
 
 def interrupted(signum, frame):
     error = {"message": "interrupted", "type": "I", "task": "chief-0"}
-    run.record_at_once("ended", status="interrupted", exit_code=130, error=error)
+    run.emit_at_once("ended", status="interrupted", exit_code=130, error=error)
     os._exit(130)
 
 signal.signal(signal.SIGINT, interrupted)
-run.record("begun", overrides=overrides, pid=os.getpid(), began_s=time.time(), resume=config.resume,
+run.emit("begun", overrides=overrides, pid=os.getpid(), began_s=time.time(), resume=config.resume,
            times=before.get("times", 0) + 1)
 print("printed to the terminal")
 while config.trainer.epochs != "auto" and config.trainer.epochs > 100 and not (folder.parent / "go").exists():
@@ -45,16 +45,16 @@ if config.seed == 99:
     os.kill(os.getpid(), signal.SIGKILL)
 if config.seed == 18 or config.seed == 17 and before.get("times", 0) < 2:
     error = {"message": "preempted", "type": "I", "task": "chief-0"}
-    run.record("ended", status="interrupted", exit_code=175, error=error)
+    run.emit("ended", status="interrupted", exit_code=175, error=error)
     sys.exit(175)
 if config.seed == 13:
     error = {"message": "unlucky\\nand more", "type": "E", "task": "chief-0"}
-    run.record("ended", status="failed", exit_code=1, error=error)
+    run.emit("ended", status="failed", exit_code=1, error=error)
     sys.exit(1)
 time.sleep(0.3)
 pause = run.pause_epoch
 if pause is not None and pause < config.trainer.epochs:
-    run.record("search", state="paused", epoch=pause)
+    run.emit("search", state="paused", epoch=pause)
 epochs = pause or config.trainer.epochs
 distance = abs(config.optimizer.learning_rate - 0.1)
 loss = 1.0 / config.seed if epochs == "auto" else (distance + config.seed / 1000) / epochs
@@ -62,7 +62,7 @@ if config.seed == 22 and distance > 0.5:
     loss = None  # undefined
 trained = [*before.get("trained", []), epochs]
 status = "interrupted" if run.is_paused else "completed"
-run.record("ended", status=status, exit_code=0, ended_s=time.time(), wall_s=0.5, trained=trained,
+run.emit("ended", status=status, exit_code=0, ended_s=time.time(), wall_s=0.5, trained=trained,
            metrics={"loss": loss, "val_auc": config.seed / 100})
 """
 INSTEAD = """

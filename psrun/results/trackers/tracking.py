@@ -60,7 +60,7 @@ class TrackedRun:
 
     def record(self, **where: Any) -> None:
         """Records the id and the place of the run in run.json. Raises RunFolderError."""
-        self.folder.record("tracker", name=self.name, **where)
+        self.folder.emit("tracker", name=self.name, **where)
 
 
 def tracker_sinks(run: RunConfig, folder: RunFolder, warn: Callable[[str], None], *, joins: bool = False) -> list[Sink]:

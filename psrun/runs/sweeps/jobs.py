@@ -207,7 +207,7 @@ def _record(folder: Path, message: str, *, code: int) -> None:
     """Records an error that the job could not record itself."""
     error = {"type": SweepError.__name__, "message": message, "task": None}
     with contextlib.suppress(OSError):
-        RunFolder(folder).record("ended", status="failed", exit_code=code, error=error)
+        RunFolder(folder).emit("ended", status="failed", exit_code=code, error=error)
 
 
 # -- plans instead of runs

@@ -37,7 +37,7 @@ def _plan(path: Path, job: Job) -> None:
     raw: Any = OmegaConf.to_container(OmegaConf.load(path / CONFIG))
     folder = RunFolder.create(path, raw=raw)
     started_s = time.time()
-    folder.record("begun", mode="plan", started_s=started_s, overrides=job.overrides)
+    folder.emit("begun", mode="plan", started_s=started_s, overrides=job.overrides)
     with folder.log(LOG).open("a", encoding="utf-8") as log:
         try:
             planner.run(parse.load(raw), folder, Console(file=log, width=120, highlight=False))
@@ -45,7 +45,7 @@ def _plan(path: Path, job: Job) -> None:
             traceback.print_exception(error, file=log)
             run_process.record_failure(folder, error, "planner", started_s)
             return
-    folder.record("ended", status="completed", exit_code=ExitCode.DONE, wall_s=round(time.time() - started_s, 3))
+    folder.emit("ended", status="completed", exit_code=ExitCode.DONE, wall_s=round(time.time() - started_s, 3))
 
 
 if __name__ == "__main__":

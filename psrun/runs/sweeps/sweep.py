@@ -238,7 +238,7 @@ class Sweep:
             for number, job in self.jobs.items():
                 run = RunFolder(self.folder(job))
                 if run.is_paused:
-                    run.record("search", **{**run.stored()["search"], "state": PRUNED})
+                    run.emit("search", **{**run.stored()["search"], "state": PRUNED})
                 elif job.status == PAUSED and self.was_removed(job):
                     self.jobs[number] = replace(job, status=PRUNED, doing=PRUNED)
         self.write()

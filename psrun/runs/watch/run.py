@@ -95,7 +95,8 @@ class RunView:
             self._handle(event)
 
     def _handle(self, event: Event) -> None:
-        self._shown_step = event.step or 0
+        if event.step is not None:
+            self._shown_step = event.step
         self._has_end |= event.kind == "end"
         if event.kind == "failure":
             self._tasks.restarted(event)

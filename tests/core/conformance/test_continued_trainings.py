@@ -77,7 +77,7 @@ def test_a_training_by_fit_that_ended_early_is_saved_and_has_nothing_to_train(tr
     rule = ("early_stopping.metric=val_loss", "early_stopping.mode=min", "early_stopping.min_delta=100")
     pieces = (*pieces, *rule, "early_stopping.patience=1", "trainer.epochs=4", "evaluation=validation")
     _, folder = train(*pieces)
-    folder.record("ended", status="completed")
+    folder.emit("ended", status="completed")
     result, _ = train(*pieces, into=RunFolder.take_over(folder.path, completed=True))
     assert result["steps"]["applied"] == 2 * STEPS
     assert len(events(folder, "end")) == 2

@@ -50,7 +50,7 @@ def test_an_undefined_metric_is_null_and_no_value_for_what_compares_it(
     if trainer == "custom_loop":
         pieces = own_data("data._target_=test_undefined_metrics.OneClass", "+data.train=true")
         shown = evaluate(folder, *pieces)
-        folder.record("ended", status="completed", exit_code=0)
+        folder.emit("ended", status="completed", exit_code=0)
         shown += sidecar(folder, *pieces, "checkpoint.max_to_keep=9")
         files = [json.loads(path.read_text()) for path in folder.evaluations.iterdir()]
         assert {each["mode"] for each in files} == {"direct", "sidecar"}

@@ -240,7 +240,7 @@ def test_init(tmp_path, says):
 
 
 def test_a_folder_that_holds_a_run(tmp_path, says):
-    RunFolder.create(tmp_path, raw={}).record("ended", status="running")
+    RunFolder.create(tmp_path, raw={}).emit("ended", status="running")
     says(RunFolder.create, tmp_path, raw={})
 
 

@@ -129,7 +129,7 @@ def test_a_dry_run_of_a_resumed_run_names_what_differs_without_tensorflow(psrun,
     environment = done.result["environment"]
     environment["packages"] |= {"numpy": "0.1", "gone": "7"}
     environment["hardware"]["cpu"] = "Abacus"
-    RunFolder(done.folder).record("environment", **environment)
+    RunFolder(done.folder).emit("environment", **environment)
     differs = psrun("reproduce", "run", "--dry-run")
     assert differs.code == 1
     lines = [line.split() for line in differs.stdout.splitlines()]

@@ -32,9 +32,9 @@ from psrun.results.run_folder import RunFolder
 me, turns = sys.argv[1], int(sys.argv[2])
 for turn in range(turns):
     folder = RunFolder.create(Path("runs", f"{me}-{turn}"), raw={"seed": turn})
-    folder.record("begun", overrides=[f"seed={turn}"], started_s=0.0)
+    folder.emit("begun", overrides=[f"seed={turn}"], started_s=0.0)
     commands.main(["--json"])
-    folder.record("ended", status="completed", exit_code=0, metrics={"loss": float(turn)})
+    folder.emit("ended", status="completed", exit_code=0, metrics={"loss": float(turn)})
     if turn % 2:
         remove.main([f"{me}-{turn - 1}", "--yes"])
 """

@@ -58,7 +58,7 @@ def test_a_run_that_a_search_has_paused_is_not_complete(tmp_path):
     folder = RunFolder(tmp_path)
     run = TrackedRun("mlflow", folder, {}, None)
     assert [run.outcome(status) for status in ("completed", "failed")] == ["completed", "failed"]
-    folder.record("search", state="paused", epoch=2)
+    folder.emit("search", state="paused", epoch=2)
     assert [run.outcome(status) for status in ("completed", "failed")] == ["paused", "failed"]
     (filed,) = [json.loads(content) for name, content in artifacts(["result"], folder, "paused")]
     assert filed["status"] == "interrupted"  # as run.json will have it

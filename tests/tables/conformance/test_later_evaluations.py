@@ -25,7 +25,7 @@ def trained_once(trainings, tmp_path_factory) -> RunFolder:
     _, folder = trainings(tmp_path_factory.mktemp("trained"))(
         "evaluation=exact", "partitioner=fixed_shards", "trainer.epochs=4", "checkpoint.max_to_keep=9"
     )
-    folder.record("ended", status="completed", exit_code=0)
+    folder.emit("ended", status="completed", exit_code=0)
     return folder
 
 
@@ -95,7 +95,7 @@ def test_the_sidecar_evaluates_what_model_checkpoint_wrote_with_callbacks_and_so
     )
     _, folder = train(*keras, "evaluation=direct")
     then = events(folder, "evaluation")
-    folder.record("ended", status="completed", exit_code=0)
+    folder.emit("ended", status="completed", exit_code=0)
     keras.remove("cluster=none")
     evaluations = evaluated(folder, *keras, callbacks, "evaluation.max_evaluations=2")
     assert [event["step"] for event in evaluations] == [12, 24]
@@ -119,7 +119,7 @@ def test_the_sidecar_evaluates_checkpoints_of_a_manager_and_refuses_those_of_ano
     loop = ("trainer=own_loop", "trainer._target_=user_code.managing", f"+trainer.folder={kept}", "checkpoint=none")
     _, folder = train("cluster=none", *loop, "evaluation=direct")
     then = events(folder, "evaluation")
-    folder.record("ended", status="completed", exit_code=0)
+    folder.emit("ended", status="completed", exit_code=0)
     evaluations = evaluated(folder, *loop, f"evaluation.checkpoint_dir={kept}")
     assert [event["step"] for event in evaluations] == [12, 24]
     assert evaluations[-1]["metrics"] == pytest.approx(then[-1]["metrics"], rel=1e-5)
@@ -172,7 +172,7 @@ def test_rows_of_another_program_are_warned_of_and_counted_in_run_json(train, ev
               f"data.cache={tmp_path}/cache", "data.global_batch_size=16"]  # fmt: skip
     result, folder = train(*pieces)
     assert result["data"]["compared"]["evaluation"]["unknown_words"] == {"plan": 0, "flag": 0}
-    folder.record("ended", status="completed", exit_code=0)
+    folder.emit("ended", status="completed", exit_code=0)
     printed = evaluate(folder, *pieces, f"data.eval_path={other}")
     printed += predict(folder, *pieces, f"data.eval_path={other}")
     for title in ("evaluation rows", "rows to predict"):

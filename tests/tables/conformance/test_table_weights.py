@@ -174,7 +174,7 @@ def test_every_mode_takes_a_weighted_table(train, predict, evaluate, sidecar, fi
     (predictions,) = (folder.path / "predictions").iterdir()
     assert len(predictions.read_text().splitlines()) == NUM_EVAL + 1
 
-    folder.record("ended", status="completed", exit_code=0)
+    folder.emit("ended", status="completed", exit_code=0)
     sidecar(folder, *run)
     evaluated = json.loads((folder.path / "evaluations" / f"{EPOCHS * STEPS}-sidecar.json").read_text())
     assert evaluated["metrics"] == pytest.approx(expected, rel=1e-6)

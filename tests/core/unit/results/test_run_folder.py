@@ -25,9 +25,9 @@ from psrun.roles import run_process
 def test_run_json_is_whole_at_every_moment_and_knows_no_nan(tmp_path):
     folder = RunFolder.create(tmp_path / "run", raw={"seed": 1})
     folder.reserve()
-    folder.record("ended", status="failed", metrics={"loss": float("nan")})
-    folder.record("tracker", kind="mlflow")
-    folder.record("tracker", kind="other")
+    folder.emit("ended", status="failed", metrics={"loss": float("nan")})
+    folder.emit("tracker", kind="mlflow")
+    folder.emit("tracker", kind="other")
     result = json.loads((folder.path / "run.json").read_text())
     assert result == {"status": "failed", "metrics": {"loss": None}, "tracker": {"kind": "other"}}
     assert [path.name for path in folder.path.iterdir() if path.name.startswith((".run.json", ".reserve"))] == []
@@ -63,17 +63,18 @@ def test_the_end_of_a_run_is_recorded_on_a_disk_that_is_full(tmp_path, monkeypat
 
     monkeypatch.setattr(files, "write_atomic", full)
     with pytest.raises(RunFolderError):
-        folder.record("tracker", kind="mlflow")
+        folder.emit("tracker", kind="mlflow")
     assert (tmp_path / ".reserve").stat().st_size == 64 * 1024
     with contextlib.nullcontext() if recorded else pytest.raises(RunFolderError):
-        folder.record("ended", status="failed")
+        folder.emit("ended", status="failed")
     assert folder.stored().get("status", "") == recorded
 
 
 def test_a_run_whose_process_is_gone_is_not_reported_as_running(tmp_path):
     folder = RunFolder.create(tmp_path, raw={})
-    folder.record("begun", overrides=[], process={**process.place(), "pid": 2**22 + 1})  # more than Linux has
-    os.utime(tmp_path / "run.json", (0, 0))
+    folder.emit("begun", overrides=[], process={**process.place(), "pid": 2**22 + 1})  # more than Linux has
+    for file in (tmp_path / "run.json", folder.metrics):
+        os.utime(file, (0, 0))
     state = run_state.look(tmp_path)
     assert (state.status, state.outcome) == ("running", "gone")
     assert state.gone.endswith("exited without recording a status")
@@ -239,7 +240,7 @@ def test_an_error_of_the_configuration_after_training_removes_nothing(tmp_path, 
     def ends(raw, path, overrides, started_s, is_own):
         folder = RunFolder.create(path, raw={})
         if trained:
-            folder.record("epoch", metrics={"loss": 1.0})
+            folder.emit("epoch", metrics={"loss": 1.0})
         return ExitCode.USAGE
 
     monkeypatch.setattr(run_process, "_execute", ends)
@@ -260,7 +261,7 @@ def test_a_run_that_ended_early_trains_on_only_with_another_rule_or_length(tmp_p
     raw = {"trainer": {"epochs": 20, "steps_per_epoch": 5}, "early_stopping": {"metric": "val_auc", "patience": 2}}
     folder = RunFolder.create(tmp_path / "run", raw=raw)
     folder.end_early("val_auc has not improved in 2 evaluations")
-    folder.record("ended", status="completed")
+    folder.emit("ended", status="completed")
     again = RunFolder.take_over(folder.path, completed=True, raw={**raw, **changes})
     assert again.ends_early() == ends
 
@@ -270,7 +271,7 @@ def test_a_signal_handler_records_the_end_while_the_interrupted_thread_writes(tm
     monkeypatch.setattr(run_folder, "_LOCK_TIMEOUT_S", 0.01)
     folder = RunFolder.create(tmp_path, raw={})
     with folder._lock:
-        handler = threading.Thread(target=lambda: folder.record_at_once("ended", status="interrupted"), daemon=True)
+        handler = threading.Thread(target=lambda: folder.emit_at_once("ended", status="interrupted"), daemon=True)
         handler.start()
         handler.join(10)
         assert not handler.is_alive()

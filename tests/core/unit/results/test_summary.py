@@ -11,11 +11,13 @@ import pytest
 from sources import PSRUN, modules, nodes
 
 from psrun.config.topology import Task
+from psrun.errors import ConfigError
 from psrun.launch.hang_detector import TrainingStatus
 from psrun.launch.recoveries import Recoveries
+from psrun.results import run_state
 from psrun.results.events import Event, Reporter
 from psrun.results.journal import EventReader
-from psrun.results.run_folder import RunFolder
+from psrun.results.run_folder import RunFolder, rebuilt
 from psrun.results.staleness import statistics_by_worker
 from psrun.results.summary import CHANGES, PENDING, fold
 
@@ -26,7 +28,6 @@ GOOD = {"path": "ckpt-2", "step": 2, "good": True}
 DAMAGED = {"path": "ckpt-1", "step": 1, "good": False}
 STALE = statistics_by_worker({"worker-0": {0: 9, 2: 1}})
 AS_THEY_ARE = {
-    "ended": {"status": "failed", "exit_code": 1, "error": {"type": "E"}, "wall_s": 2.5},
     "cluster": {"cluster": {"num_ps": 2}, "versions": {"psrun": "1"}},
     "lookups": {"lookups": [{"name": "ids"}]},
     "plan": {"placement": [SHARD], "bytes_per_step": {"read_bytes": 1}},
@@ -34,9 +35,11 @@ AS_THEY_ARE = {
 }
 UNDER_A_KEY = {
     "network": "network",
+    "library": "network",
     "replicas": "replicas",
     "tracker": "tracker",
     "packing": "steps_per_execution",
+    "packed": "steps_per_execution",
     "profile": "profile",
     "consistency": "consistency",
     "search": "search",
@@ -74,6 +77,8 @@ CASES = [
      {"staleness": statistics_by_worker({"worker-0": {0: 9, 2: 1}, "worker-1": {7: 1}})}),
     ("evaluation", {"metrics": {"loss": 1.0, "val_auc": 0.5}}, EVALUATION,
      {"metrics": {"loss": 1.0, "val_auc": 0.7}, "evaluation": {"step": 7, **EVALUATION}}),
+    ("last_evaluation", {"metrics": {"loss": 1.0, "val_auc": 0.5}}, EVALUATION,
+     {"metrics": {"loss": 1.0, "val_auc": 0.7}, "evaluation": {"step": 7, **EVALUATION}}),
     ("evaluation", {"metrics": {"val_old": 1.0}}, {**EVALUATION, "path": "7-exact.json"},
      {"metrics": {"val_auc": 0.7}, "evaluation": {"step": 7, **EVALUATION}}),
     ("checkpoints", {"checkpoints": [GOOD]}, {"good": [{**GOOD, "step": 3}], "damaged": [DAMAGED]},
@@ -81,9 +86,11 @@ CASES = [
     ("checkpoints", {"checkpoints": [DAMAGED]}, {"good": [GOOD], "damaged": []}, {"checkpoints": [DAMAGED, GOOD]}),
     ("waits", {"consistency": {"mode": "ssp", "waited_s": {"worker-0": 0.5}}},
      {"epoch": 2, "waited_s": {"worker-0": 1.0}}, {"consistency": {"mode": "ssp", "waited_s": {"worker-0": 1.0}}}),
-    ("trained", {"time_to_first_step_s": 3.0}, {"time_to_first_step_s": 9.0, "wall_s": 1},
-     {"time_to_first_step_s": 3.0, "wall_s": 1}),
-    ("trained", {}, {"time_to_first_step_s": 9.0}, {"time_to_first_step_s": 9.0}),
+    ("trained", {"time_to_first_step_s": 3.0}, {"time_to_first_step_s": 9.0},
+     {"time_to_first_step_s": 3.0, "wall_s": 1.0}),
+    ("trained", {}, {"time_to_first_step_s": 9.0}, {"time_to_first_step_s": 9.0, "wall_s": 1.0}),
+    ("ended", {}, {"status": "failed"}, {"status": "failed"}),
+    ("ended", {"started_s": 5.0}, {"status": "failed"}, {"status": "failed", "wall_s": 1.0}),
     ("export", {}, {"path": "export/7"}, {"export": "export/7"}),
     ("predictions", {}, {"path": "p.csv", "count": 3}, {"predictions": {"path": "p.csv", "count": 3, "step": 7}}),
     ("lost", {}, {"task": "ps-0", "cause": "ended", "at_s": 2.0},
@@ -127,18 +134,42 @@ def test_the_folder_folds_events_and_stored_events_fold_to_the_same(tmp_path):
     written = EventReader(folder.metrics).read()
     assert functools.reduce(fold, written, {}) == result
     assert all(event.wall_s > 0 for event in written)
-    folder.record("ended", status="completed")
-    assert len(folder.metrics.read_text().splitlines()) == 4
+
+
+def test_a_run_json_that_is_lost_is_what_the_events_add_up_to(tmp_path):
+    folder = RunFolder.create(tmp_path, raw={})
+    folder.emit("begun", mode="train", overrides=["a=1"], started_s=0.0)
+    with folder.metrics.open("a") as file:
+        file.write('{"event": "epo')  # as a killed process leaves it
+    folder.emit("ended", wall_s=2.5, status="failed", exit_code=1)
+    result = folder.stored()
+    (tmp_path / "run.json").unlink()
+    assert RunFolder(tmp_path).stored() == result
+    assert (result["status"], result["wall_s"]) == ("failed", 2.5)
+    assert run_state.look(tmp_path).status == "failed"
+    with pytest.raises(ConfigError):
+        RunFolder.create(tmp_path, raw={})
+
+
+def test_events_of_a_run_of_an_earlier_version_add_up_once_it_goes_on(tmp_path):
+    (tmp_path / "run.json").write_text(json.dumps({"status": "interrupted", "mode": "train", "overrides": ["a=1"]}))
+    folder = RunFolder(tmp_path)
+    folder.journal.event(Event("epoch", 7, 1.0, {"metrics": {"loss": 1.0}}))
+    assert rebuilt(tmp_path) == {}
+    folder.emit("begun", overrides=[], started_s=0.0)
+    assert rebuilt(tmp_path) == folder.stored()
+    folder.revert({"status": "interrupted"})
+    assert rebuilt(tmp_path) == folder.stored() == {"status": "interrupted"}
 
 
 def test_several_processes_add_to_it_one_after_another(tmp_path):
     chief, beside = RunFolder.create(tmp_path, raw={}), RunFolder(tmp_path)
-    chief.record("begun", mode="train", overrides=[])
+    chief.emit("begun", mode="train", overrides=[])
     beside.journal.event(Event("epoch", 7, 1.0, {"metrics": {"loss": 1.0}}))
     assert "metrics" not in chief.stored()
-    beside.record("recoveries", rows=[LOST])
-    chief.record("export", path="export/7")
-    chief.record_at_once("ended", status="interrupted")
+    beside.emit("recoveries", rows=[LOST])
+    chief.emit("export", path="export/7")
+    chief.emit_at_once("ended", status="interrupted")
     result = chief.stored()
     assert (result["status"], result["mode"], result["recoveries"], result["export"]) == (
         "interrupted", "train", [LOST], "export/7"
@@ -147,13 +178,13 @@ def test_several_processes_add_to_it_one_after_another(tmp_path):
 
 def test_a_recovery_is_there_at_once_and_the_steps_it_repeated_once_they_are_known(tmp_path):
     folder = RunFolder.create(tmp_path, raw={})
-    folder.record("recoveries", rows=[LOST])  # of the process before this one
+    folder.emit("recoveries", rows=[LOST])  # of the process before this one
     recoveries = Recoveries(Reporter([folder], started_s=0.0))
     recoveries.failed(Task("worker", 0), "ended", step=1, attempt=True)
     recoveries.end(9)
     assert folder.stored()["recoveries"] == [LOST, *recoveries.rows]
     recoveries.count_repeated(4)
-    folder.record("recoveries", rows=recoveries.rows)
+    folder.emit("recoveries", rows=recoveries.rows)
     assert [row["steps_repeated"] for row in folder.stored()["recoveries"]] == [0, 4]
 
 
@@ -172,9 +203,9 @@ def test_losses_that_follow_each_other_before_a_step_have_a_row_each_and_lose_st
 @pytest.mark.parametrize("text", [None, "", '{"status": "run'])
 def test_one_that_was_lost_or_damaged_meanwhile_is_written_again(tmp_path, text):
     folder = RunFolder.create(tmp_path, raw={})
-    folder.record("begun", mode="train", overrides=[])
+    folder.emit("begun", mode="train", overrides=[])
     (tmp_path / "run.json").unlink() if text is None else (tmp_path / "run.json").write_text(text)
-    folder.record("export", path="export/7")
+    folder.emit("export", path="export/7")
     assert (folder.stored()["mode"], folder.stored()["export"]) == ("train", "export/7")
 
 
@@ -195,7 +226,7 @@ def test_only_the_run_folder_writes_run_json():
 
 
 def test_each_kind_that_is_recorded_is_known():
-    kinds = [call.args[0] for _, name, call in calls() if name in ("record", "record_at_once") and call.args]
+    kinds = [call.args[0] for _, name, call in calls() if name in ("emit", "emit_at_once") and call.args]
     named = [kind.value for kind in kinds if isinstance(kind, ast.Constant)]
     assert len(named) > 15
     assert set(named) <= set(CHANGES)
