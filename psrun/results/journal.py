@@ -8,12 +8,14 @@ import math
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from psrun.errors import RunFolderError
 from psrun.results.events import Event, Sink
 from psrun.results.reading import parsed
+from psrun.results.summary import CHANGES, IN_RUN_JSON
 
 METRICS = "metrics.jsonl"
 
@@ -33,7 +35,13 @@ class Journal(Sink):
         return self.path / METRICS
 
     def event(self, event: Event) -> None:
-        """Adds a line. Raises RunFolderError."""
+        """Adds a line. If events of its kind change run.json, the line says that this one does not.
+
+        Raises:
+          RunFolderError: it cannot be written.
+        """
+        if event.kind in CHANGES:
+            event = replace(event, data={**event.data, IN_RUN_JSON: False})
         with self._lock, writing_to(self.path):
             self._append(event)
 

@@ -8,7 +8,7 @@ import re
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from psrun.errors import CANNOT_GROW, FULL, ConfigError, Problem, PsrunError, Ru
 from psrun.results import reading
 from psrun.results.events import Event
 from psrun.results.journal import METRICS, EventReader, Journal, plain, writing_to
-from psrun.results.summary import CHANGES, fold, of_events
+from psrun.results.summary import CHANGES, IN_RUN_JSON, fold, of_events
 
 _FLOAT = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?e[-+]?[0-9]+")
 _LOCK_TIMEOUT_S = 1.0
@@ -249,8 +249,9 @@ class RunFolder(Journal):
     def _add(self, event: Event) -> None:
         """Another process may have written run.json last. If the file is damaged, the last known result is used."""
         before = self.stored() or self._result
+        event = replace(event, data=plain(event.data))  # as it will be read from metrics.jsonl
         self._result = fold(before, event)
-        text = json.dumps(plain(self._result), indent=2, allow_nan=False) + "\n"
+        text = json.dumps(self._result, indent=2, allow_nan=False) + "\n"
         with writing_to(self.path):
             self._complete(before)
             self._with_reserve(event, lambda: self._append(event))
@@ -259,8 +260,11 @@ class RunFolder(Journal):
             (self.path / _RESERVE).unlink(missing_ok=True)
 
     def _complete(self, result: Mapping[str, Any]) -> None:
-        """Adds `result` to metrics.jsonl if its events do not add up to run.json, as in runs of earlier versions."""
-        if not self._is_complete and result and not is_complete(self.metrics):
+        """Adds `result` to metrics.jsonl if the events there do not add up to run.json.
+
+        An earlier version wrote only some of them, or a process was killed before it could replace run.json.
+        """
+        if not self._is_complete and result and rebuilt(self.path) != result:
             self._append(Event("result", None, self.elapsed_s(), {"result": result}))
         self._is_complete = True
 
@@ -298,23 +302,23 @@ class RunFolder(Journal):
         return undo
 
 
-def is_complete(metrics: Path) -> bool:
-    """Whether the events of a file add up to run.json: from the begin of the run, or from an event `result` on."""
-    events = EventReader(metrics).read()
-    if any(event.kind == "result" for event in events):
-        return True
-    first = next((event.kind for event in events if event.kind in CHANGES), None)
-    return first == "begun"
-
-
 def rebuilt(path: Path) -> dict[str, Any]:
     """The run.json of the run in the folder `path` by its events; empty if metrics.jsonl does not have all of them."""
     try:
-        if not is_complete(path / METRICS):
-            return {}
-        return of_events(EventReader(path / METRICS).read())
+        events = EventReader(path / METRICS).read()
     except OSError:
         return {}
+    return of_events(events) if _is_complete(events) else {}
+
+
+def _is_complete(events: Sequence[Event]) -> bool:
+    """Whether events add up to run.json: from its first one on, or from an event `result` on."""
+    if any(event.kind == "result" for event in events):
+        return True
+    for event in events:
+        if event.kind in CHANGES and event.data.get(IN_RUN_JSON) is not False:
+            return event.kind in ("begun", "ended")  # earlier versions wrote neither of them to metrics.jsonl
+    return False
 
 
 def _length(raw: Any) -> tuple[Any, Any]:

@@ -13,6 +13,7 @@ from typing import Any
 from psrun.results import staleness
 from psrun.results.events import Event
 
+IN_RUN_JSON = "in_run_json"  # false in an event that run.json does not have: its writer has metrics.jsonl only
 PENDING = "pending_recovery"  # the loss that ended an attempt, until a later one trains
 State = Mapping[str, Any]
 Change = Callable[[State, Event], Mapping[str, Any]]  # the keys of run.json that an event sets
@@ -30,9 +31,14 @@ def fold(state: State, event: Event) -> dict[str, Any]:
 
 
 def of_events(events: Iterable[Event]) -> dict[str, Any]:
-    """The result of folding events, without those that another version of psrun wrote in another form."""
+    """The result of folding the events of metrics.jsonl that run.json has.
+
+    Events that another version of psrun wrote in another form are left out.
+    """
     state: dict[str, Any] = {}
     for event in events:
+        if event.data.get(IN_RUN_JSON) is False:
+            continue
         with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
             state = fold(state, event)
     return state

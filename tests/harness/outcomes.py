@@ -34,6 +34,18 @@ def events(folder: RunFolder, kind: str) -> list[dict[str, Any]]:
     return [event for event in map(json.loads, folder.metrics.read_text().splitlines()) if event["event"] == kind]
 
 
+def check_rebuilt(folder: Path) -> None:
+    """Whether a run.json that is lost is the same once more, by the events of the run."""
+    from psrun.results.run_folder import RunFolder
+
+    file = folder / "run.json"
+    text = file.read_text()
+    file.unlink()
+    rebuilt = RunFolder(folder).stored()
+    file.write_text(text)
+    assert rebuilt == json.loads(text)
+
+
 def rows(path: Path) -> list[dict[str, str]]:
     """The rows of a CSV file by its header."""
     with path.open(newline="") as file:

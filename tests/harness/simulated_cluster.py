@@ -148,7 +148,7 @@ class Folder:
     def stored(self) -> dict[str, Any]:
         return self.result
 
-    def record(self, kind: str, /, *, rows: list[dict[str, Any]]) -> None:
+    def emit(self, kind: str, /, *, rows: list[dict[str, Any]]) -> None:
         self.result = {**self.result, kind: rows}
 
     def log(self, task: str) -> Path:

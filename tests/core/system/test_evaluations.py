@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from fault_injection import TASKS, Cluster
+from outcomes import check_rebuilt
 from support import HARNESS
 
 pytestmark = pytest.mark.cluster
@@ -96,6 +97,7 @@ def test_a_checkpoint_is_evaluated_on_a_cluster_of_several_processes_of_which_on
     counted_once(evaluated)
     assert f"step 10 (exact, {NUM_EXAMPLES} examples)" in evaluated.stdout
     assert (trained / "run.json").read_bytes() == before
+    check_rebuilt(evaluated.folder)
     exact = json.loads((trained / "evaluations" / "10-exact.json").read_text())
     alone = start(
         "cluster=none",

@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 from fault_injection import MOSTLY_WAITING
+from outcomes import check_rebuilt
 from support import many_epochs
 
 pytestmark = pytest.mark.cluster
@@ -65,6 +66,7 @@ def test_a_worker_is_killed_then_both_at_once(start):
     cluster.wait_for("recovery", 3)
     assert cluster.end() == 0
     learned(cluster, num_epochs=30)
+    check_rebuilt(cluster.folder)
     lost = cluster.result["recoveries"]
     assert [recovery["task"] for recovery in lost[:1]] == ["worker-1"]
     assert {recovery["task"] for recovery in lost[1:]} == {"worker-0", "worker-1"}

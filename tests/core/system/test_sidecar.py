@@ -6,6 +6,7 @@ import json
 
 import pytest
 from fault_injection import MOSTLY_WAITING
+from outcomes import check_rebuilt
 from support import MANY_STEPS, many_epochs
 
 pytestmark = pytest.mark.cluster
@@ -36,6 +37,7 @@ def test_every_checkpoint_is_evaluated_though_the_evaluator_is_killed(start):
     assert (best["step"], best["value"]) == (min(values, key=values.get), min(values.values()))
     assert (cluster.folder / "export" / "best" / str(best["step"]) / "saved_model.pb").exists()
     assert "evaluation of step 400 (sidecar, 200 examples)" in cluster.stdout
+    check_rebuilt(cluster.folder)
     assert cluster.left() == []
 
 

@@ -12,6 +12,7 @@ import sys
 
 import pytest
 from omegaconf import OmegaConf
+from outcomes import check_rebuilt
 from stood_in_jobs import LONG, stood_in, sweeps
 
 
@@ -272,6 +273,8 @@ def test_plans_of_a_sweep_are_made_in_one_process(psrun, tmp_path):
     for key in ("status", "mode", "placement", "bytes_per_step", "bytes_per_step_by_task"):
         assert one_of[key] == alone[key]
     assert one_of["overrides"][0] == "mode=plan"
+    for number in range(4):
+        check_rebuilt(tmp_path / "sweep" / str(number))
 
 
 @pytest.mark.thorough
@@ -298,6 +301,8 @@ def test_four_jobs_two_failures_and_an_interruption_end_complete(start):
     for number, result in before.items():
         if result["status"] == "completed":
             assert after[number] == result
+    for number in range(4):
+        check_rebuilt(again.folder / str(number))
     assert {result["steps"]["applied"] for n, result in after.items() if n not in (2, 3)} == {20}
     assert [job["status"] for job in again.record["jobs"]] == [after[n]["status"] for n in range(4)]
     table = again.output[again.output.rindex("job  overrides") :].partition("4 jobs:")[0]

@@ -10,6 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from outcomes import check_rebuilt
 
 from psrun.results.run_folder import RunFolder
 
@@ -95,6 +96,7 @@ def test_a_run_is_reproduced_with_the_code_that_it_recorded(psrun, project):
         assert part in again.stdout
     assert again.result["metrics"] == done.result["metrics"]
     assert again.result["reproduction"]["equal"] is True
+    check_rebuilt(again.folder)
     assert again.result["code"] == code  # not that of the tree today
     assert (again.folder / "code/dirty.diff").read_bytes() == (done.folder / "code/dirty.diff").read_bytes()
     assert (again.folder / "code/modules/own/units.py").read_text() == "WIDTH = 5\n"

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from outcomes import check_rebuilt
 from stood_in_jobs import Sweep, sweeps
 from test_multirun import JOBLIB, SUBMITIT, needs_joblib, needs_submitit
 
@@ -55,6 +56,7 @@ def test_losers_pause_and_winners_go_on(start):
     assert [number for number, status in statuses.items() if status == "completed"] == [8, 9]
     states = {result["search"]["state"] for result in sweep.results().values() if result["search"]}
     assert states == {"pruned"}
+    check_rebuilt(sweep.folder / "0")
     record = sweep.record
     assert (record["status"], record["search"]) == ("completed", "grid")
     assert [job["status"] for job in record["jobs"]].count("pruned") == 16
