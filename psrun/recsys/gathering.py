@@ -50,17 +50,17 @@ def _names(metrics: Metrics) -> list[str]:
     return names
 
 
-class GroupGathering:
-    """Examples by user and by segment; see `psrun.metrics.gathered.Gathering`.
-
-    Args:
-      metrics: of lists.
-    """
+class _ListGathering:
+    """What the gatherings of this module share: the program, its metrics of lists and their names."""
 
     def __init__(self, program: Program, metrics: Metrics) -> None:
         self._program = program
         self._metrics = metrics
         self.metric_names = _names(metrics)
+
+
+class GroupGathering(_ListGathering):
+    """Examples by user and by segment; see `psrun.metrics.gathered.Gathering`."""
 
     @functools.cached_property
     def _keys(self) -> EvaluationKeys:
@@ -161,17 +161,8 @@ class GroupedExamples:
         return values
 
 
-class CandidateGathering:
-    """Relevant items ranked among candidates, once all are known; it needs nothing of the batches.
-
-    Args:
-      metrics: of lists.
-    """
-
-    def __init__(self, program: Program, metrics: Metrics) -> None:
-        self._program = program
-        self._metrics = metrics
-        self.metric_names = _names(metrics)
+class CandidateGathering(_ListGathering):
+    """Relevant items ranked among candidates, once all are known; it needs nothing of the batches."""
 
     def check(self) -> None:
         """Raises ConfigError if the metrics are by output, or there are none."""
