@@ -180,7 +180,7 @@ def output(key: str) -> str | None:
 
 def without_part(key: str) -> Problem:
     """The problem of a key that no part reads."""
-    return Problem(key, f"needs another part of psrun.{missing()}".removesuffix("."))
+    return Problem(key, with_missing("needs another part of psrun"))
 
 
 def settings(kind: str) -> type | None:
@@ -214,13 +214,14 @@ def name_of_today(target: str) -> str:
     return target
 
 
-def missing() -> str:
-    """A sentence with psrun's own parts that are not here, and what they offer; empty if all are."""
+def with_missing(message: str) -> str:
+    """The message, and a sentence with psrun's own parts that are not here, and what they offer, if any are not."""
     names = [name for name in OWN if not (_FOLDER / name).is_dir()]
     if not names:
-        return ""
+        return message
     listed = "; ".join(f"psrun/{name} ({OWN[name]})" for name in names)
-    return f" Parts that are not installed: {listed}."
+    stop = "" if message.endswith((".", "?")) else "."
+    return f"{message}{stop} Parts that are not installed: {listed}"
 
 
 def is_missing(module: str) -> bool:

@@ -44,7 +44,7 @@ def _dispatch(started_s: float) -> ExitCode:
 def _completion(arguments: list[str]) -> ExitCode:
     complete = commands.find(commands.COMPLETION)
     if complete is None:
-        raise ConfigError(f"-sc: completion is not installed.{parts.missing()}")
+        raise ConfigError(parts.with_missing("-sc: completion is not installed"))
     return complete(arguments)
 
 
@@ -76,15 +76,9 @@ def _no_command(word: str, others: Sequence[str]) -> str:
         choice = names[0] if names else "NAME"
         command = _line([f"{word}={choice}", *keys])
         message = f"{word} is a group; write {command}. psrun {word}=? lists its choices"
-        return message if choice in groups.choices_of(word, keys) else _with_missing_parts(message)
+        return message if choice in groups.choices_of(word, keys) else parts.with_missing(message)
     guess = did_you_mean(word, commands.words())
-    return _with_missing_parts(f"unknown command '{word}'.{guess} A run takes GROUP=NAME and KEY=VALUE: see --help")
-
-
-def _with_missing_parts(message: str) -> str:
-    """The message, with the parts that are not here, of which one may have the command."""
-    missing = parts.missing()
-    return f"{message}.{missing}" if missing else message
+    return parts.with_missing(f"unknown command '{word}'.{guess} A run takes GROUP=NAME and KEY=VALUE: see --help")
 
 
 def _line(arguments: Sequence[str]) -> str:

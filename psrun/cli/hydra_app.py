@@ -77,7 +77,7 @@ def run(started_s: float) -> ExitCode:
 def _sweep(arguments: list[str]) -> ExitCode:
     sweep = commands.find(commands.MULTIRUN)
     if sweep is None:
-        raise ConfigError(f"-m: sweeps are not installed.{parts.missing()}")
+        raise ConfigError(parts.with_missing("-m: sweeps are not installed"))
     return sweep(arguments)
 
 

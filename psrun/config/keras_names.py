@@ -156,7 +156,7 @@ def _check(node: Any, key: str, kind: str, problems: list[Problem]) -> None:
     elif kind == "metrics":
         problems += _of_other_metric(node, key)
     else:
-        problems.append(_no_such_name(node, key, kind, names, ""))
+        problems.append(_no_such_name(node, key, kind, names))
 
 
 def _of_other_metric(name: str, key: str) -> Iterator[Problem]:
@@ -169,14 +169,14 @@ def _of_other_metric(name: str, key: str) -> Iterator[Problem]:
         return
     offered = [each.replace("@K", "@10") for each in parts.metrics()]
     known = [*metrics(), *offered]
-    missing = "" if schema.is_near(name, known) else parts.missing()
-    yield _no_such_name(name, key, "metrics", known, missing)
+    problem = _no_such_name(name, key, "metrics", known)
+    yield problem if schema.is_near(name, known) else Problem(key, parts.with_missing(problem.message))
 
 
-def _no_such_name(name: str, key: str, kind: str, names: Collection[str], missing: str) -> Problem:
+def _no_such_name(name: str, key: str, kind: str, names: Collection[str]) -> Problem:
     own = " Name your own callable with _target_." if "." in name else ""
     guess = schema.did_you_mean(name, names)
-    return Problem(key, f"is '{name}', which is not in tf_keras.{kind}.{guess}{own}{missing}")
+    return Problem(key, f"is '{name}', which is not in tf_keras.{kind}.{guess}{own}")
 
 
 def _of_class_weight(node: Any) -> Iterator[Problem]:

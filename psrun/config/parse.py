@@ -180,8 +180,8 @@ def _read_kind(node: Any, group: str, key: str, problems: list[Problem]) -> Any:
     choice = choices.of_kind(group, kind) if isinstance(kind, str) else None
     if choice is None:
         names = ", ".join(choices.kinds(group))
-        message = f"is {node!r}; choose {group}=NAME with one of {names}.{parts.missing()}"
-        problems.append(Problem(key, message.removesuffix(".")))
+        message = f"is {node!r}; choose {group}=NAME with one of {names}"
+        problems.append(Problem(key, parts.with_missing(message)))
         return None
     return schema.read(choice, node, key=key, problems=problems)
 

@@ -280,7 +280,7 @@ def _no_such(target: Target, reason: str) -> Problem:
         reason = f"it is a module; name a callable in it, such as {target.name}.NAME"
         return Problem(f"{target.key}._target_", f"cannot call '{target.name}': {reason}")
     if parts.is_missing(target.name):
-        return Problem(target.key, f"needs {target.name}.{parts.missing()}".removesuffix("."))
+        return Problem(target.key, parts.with_missing(f"needs {target.name}"))
     return Problem(
         f"{target.key}._target_",
         f"cannot find '{target.name}': {reason} (psrun searches the current folder and PYTHONPATH)",

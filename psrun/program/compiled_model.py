@@ -116,8 +116,8 @@ class Program:
                 computed.update(gathering.metric_names)
         for metric in names:
             if metric not in computed:
-                message = f"has {metric}, which no part computes.{parts.missing()}"
-                raise ConfigError([Problem("model.metrics", message.removesuffix("."))])
+                message = parts.with_missing(f"has {metric}, which no part computes")
+                raise ConfigError([Problem("model.metrics", message)])
         return tuple(found)
 
     @property

@@ -63,7 +63,8 @@ def _no_model(name: str, returned: Any) -> str:
     network = returned.network if isinstance(returned, Model) else returned
     kind = type(network)
     where = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
-    return f"{name} returned {where}{kind.__qualname__}, not a tf_keras.Model, and no part adapts it.{parts.missing()}"
+    found = f"{where}{kind.__qualname__}"
+    return parts.with_missing(f"{name} returned {found}, not a tf_keras.Model, and no part adapts it")
 
 
 @contextlib.contextmanager

@@ -59,7 +59,7 @@ def submit(submission: Submission) -> ExitCode:
         console.print(text, markup=False, soft_wrap=True, end="")
         return ExitCode.DONE
     if submission.follow and parts.run_view() is None:
-        raise ConfigError(f"a submitted run cannot be followed here; add --no-follow.{parts.missing()}")
+        raise ConfigError(parts.with_missing("a submitted run cannot be followed here; add --no-follow"))
     commands.needed("sbatch", "scontrol")
     _require_no_other_job(folder)
     try:

@@ -58,6 +58,13 @@ def test_a_choice_of_a_missing_part_is_refused_by_its_key(alone, argument, key, 
     assert named in messages[key]
 
 
+@pytest.mark.parametrize(("message", "begin"), [("no x", "no x. Parts"), ("no x.", "no x. Parts"), ("y?", "y? Parts")])
+def test_missing_parts_are_named_in_a_sentence_after_the_message(alone, message, begin):
+    text = parts.with_missing(message)
+    assert text.startswith(f"{begin} that are not installed: psrun/engines (")
+    assert text.endswith(")")  # as all messages, without a full stop
+
+
 def test_a_recorded_module_has_the_name_of_today(monkeypatch, tmp_path):
     monkeypatch.setattr(parts, "own", lambda: (parts.Part(moved={"psrun.old": "psrun.new"}),))
     file = tmp_path / "config.yaml"
