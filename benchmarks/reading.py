@@ -156,6 +156,7 @@ def batches(folder: Path, seconds: float) -> dict[str, Callable[[], float]]:
     from psrun.closures.input_streams import DealtInput, Stream
     from psrun.cluster import strategy
     from psrun.config import choices
+    from psrun.data.source import converted_batches
     from psrun.recsys.data import criteo
 
     cluster = choices.InProcess("inprocess", num_workers=1, num_ps=1, placement="greedy", isolate=False)
@@ -165,9 +166,13 @@ def batches(folder: Path, seconds: float) -> dict[str, Callable[[], float]]:
     single = folder / "single.tfrecord"
     write_single(source, single)
 
+    def with_number(number: Any, examples: Any, batch: Any) -> Any:
+        return number, batch
+
     def dealt(context: Any, numbers: Any) -> Any:
         order = source.order(BATCH, whole_passes=True)
-        return source.batches(numbers(), order, tf.constant(1, tf.int64)).prefetch(2)
+        seed = tf.constant(1, tf.int64)
+        return converted_batches(source, numbers(), order, seed, with_number).prefetch(2)
 
     feeds: Mapping[str, Any] = {
         PSRUN: DealtInput(dealt, 0),

@@ -10,7 +10,7 @@ test AUCs differ by 0.01 at most. Needs the extra psrun[flights].
 With `--kills` other runs, in every mode of consistency, until so many faults were injected at random times: a worker, a
 parameter server or the chief is killed, the fork server is killed or stopped, or the run gets SIGINT and is resumed.
 Their model counts how often the updates of each example were applied (tests/harness/counting.py). Ends with 0
-where all counts are exact, the audit has the same, run.json has every loss, and no process is left.
+where the counts of all checkpoints are exact, run.json has every loss, and no process is left.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def _count(kills: int, seed: int, root: Path, console: Console) -> bool:
 
 
 def _problems(root: Path, mode: str, faults: Sequence[str], draw: random.Random) -> list[str]:
-    """What is wrong with the end, the tables and the audit of a run with faults."""
+    """What is wrong with the end and the tables of a run with faults."""
     environment = {"PYTHONPATH": str(Path(counting.__file__).parent)}
     arguments = counting.arguments(
         "cluster=local", f"trainer.epochs={_EPOCHS}", "cluster.slow_workers={0: 0.05, 1: 0.05}",
@@ -182,16 +182,11 @@ def _problems(root: Path, mode: str, faults: Sequence[str], draw: random.Random)
         cluster.close()
     if code:
         return [f"exit code {code}: {cluster.stderr[-2000:]}"]
-    updates = _STEPS * _EPOCHS / gradients
-    wrong = counting.wrong(folder / "checkpoints", _EPOCHS / gradients, updates=updates, batch=_BATCH)
-    once = {"0": 0, "1": _EXAMPLES, "2": 0, "3+": 0}
-    others = [row for row in cluster.result["visitation"] if row["seen"] != once]
+    problems = counting.wrong(folder / "checkpoints", epochs=_EPOCHS, gradients=gradients)
     steps = cluster.result["steps"]
-    problems = [f"tables: {wrong}"] if wrong else []
     problems += [f"left: {left}"] if left or (folder / ".tasks").exists() else []
     rows = [row["task"] for row in cluster.result["recoveries"]]
     problems += [f"recoveries: {rows} for {losses}"] if sorted(rows) != sorted(losses) else []
-    problems += [f"audit: {others}"] if others or len(cluster.result["visitation"]) != _EPOCHS else []
     return problems + ([f"steps: {steps}"] if steps["applied"] != _STEPS * _EPOCHS / gradients else [])
 
 

@@ -32,7 +32,6 @@ class Position:
       batches_per_step: the number of batches that an update was computed from.
       again: the numbers of earlier batches that were not applied.
       order: the geometry of numbered batches: examples, batch size and block; None otherwise.
-      audit: how often each example was applied in the next epoch, see `psrun.closures.audit`; None without steps of it.
     """
 
     epochs: int = 0
@@ -43,7 +42,6 @@ class Position:
     order: Sequence[int] | None = None
     again: Sequence[int] = field(default_factory=list)  # as JSON has it
     batches_per_step: int = 1
-    audit: str | None = None
 
 
 @dataclass(frozen=True)
@@ -145,6 +143,7 @@ def read(checkpoint: str) -> Manifest:
         plain = json.loads(path(checkpoint).read_text(encoding="utf-8"))
         if plain.pop(_OWN) != digest(plain):
             raise ValueError("manifest checksum mismatch")
+        plain["position"].pop("audit", None)  # how often examples were applied, which earlier versions counted
         return Manifest(
             **{**plain, "position": Position(**plain["position"]), "contents": Contents(**plain["contents"])}
         )

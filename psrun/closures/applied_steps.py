@@ -15,7 +15,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from psrun.closures.audit import Audit
 from psrun.closures.stage import Apply, Inputs, Stage, Step
 from psrun.cluster import placement
 from psrun.program.compiled_model import Program
@@ -48,10 +47,9 @@ class Execution:
 
 
 class AppliedSteps(Stage):
-    """The counts of all executions in flight of one kind of step, and the audit of the examples of applied steps.
+    """The counts of all executions in flight of one kind of step.
 
     Args:
-      audit: counts the examples of applied steps; None for none.
       most: maximum number of executions in flight.
       is_plain: whether the step is that of Keras, which updates outside of functions, branches and loops.
 
@@ -59,8 +57,7 @@ class AppliedSteps(Stage):
       skipped: servers that do not apply the steps that are traced.
     """
 
-    def __init__(self, program: Program, audit: Audit | None, most: int, *, is_plain: bool) -> None:
-        self._audit = audit
+    def __init__(self, program: Program, most: int, *, is_plain: bool) -> None:
         self._is_plain = is_plain
         self._uncounted: dict[int, int] = {}  # steps of a closure in which a server did not update yet
         self._counts: list[Any] = []
@@ -87,8 +84,6 @@ class AppliedSteps(Stage):
 
     def unrolled(self, num_steps: int) -> contextlib.AbstractContextManager[None]:
         self._uncounted = {}
-        if self._audit is not None:
-            self._audit.taken = []
         return contextlib.nullcontext()
 
     def around(self, step: Step) -> Step:
@@ -139,17 +134,11 @@ class AppliedSteps(Stage):
             self._uncounted[task] = self._uncounted.get(task, 0) + 1  # with `dense_sync_every` it has the step later
         if not self.skipped:
             self._updating.update(writes)
-        taken = [] if self._audit is None else self._audit.taken
-        examples = [taken.pop(0)] if taken else []  # others are of batches that were taken ahead
         for task, operations in writes.items():
             if task in self.skipped:
                 continue
-            counted: list[tf.Operation] = []
-            if self._audit is not None and task == min(self._updating):
-                with tf.control_dependencies(operations):
-                    counted = [self._audit.count(each) for each in examples]
             number = 1 + self._uncounted.pop(task, 0)
-            with tf.device(placement.server_device(task)), tf.control_dependencies([*operations, *counted]):
+            with tf.device(placement.server_device(task)), tf.control_dependencies(operations):
                 tf.raw_ops.ResourceScatterAdd(resource=self._counts[task].handle, indices=self._slot, updates=number)
 
     # -- on the chief

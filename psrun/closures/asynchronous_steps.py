@@ -95,7 +95,7 @@ class AsynchronousSteps:
         self._feed = feed
         self._iterator = feed.iterator(distribution.coordinator)
         self._is_plain = step is None and program.own_step is None  # a step increments the optimizer's counter once
-        self._applied = AppliedSteps(program, feed.audit, in_flight.most, is_plain=self._is_plain)
+        self._applied = AppliedSteps(program, in_flight.most, is_plain=self._is_plain)
         parts = [self._applied, *in_flight.stages(program), *stages.on_workers(program, profiler, meter, warn)]
         self._closure = Closure(program, feed, parts, step, iterator_spec(self._iterator))
         self._cut: list[tuple[Inputs, frozenset[int]]] = []  # the batch of a step, and the servers behind

@@ -9,15 +9,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from psrun.closures.audit import Audit
 from psrun.closures.stage import Apply, Inputs, Stage
-from psrun.cluster import placement
 from psrun.errors import ConfigError, Problem
 from psrun.program.compiled_model import Program
 from psrun.tf_internals.cluster import being_scheduled
 
 _HEAD = 2  # the first values of an element: round and slot
-_FIRST_SERVER = placement.server_device(0)
 
 
 class GradientRounds(Stage):
@@ -26,19 +23,15 @@ class GradientRounds(Stage):
     Gradients never pass the chief. The optimizer clips, decays and updates as it would with the gradients of one large
     batch: the mean over the slots, in the order of the slots; rows of sparse gradients one after another.
 
-    Args:
-      audit: counts the examples of the gradients that are applied.
-
     Raises:
       ConfigError: a worker has several replicas.
     """
 
-    def __init__(self, program: Program, audit: Audit | None) -> None:
+    def __init__(self, program: Program) -> None:
         if program.distribution.strategy.num_replicas_in_sync > 1:
             message = "'sync' is not supported with several replicas per worker; set cluster.replicas_per_worker=1"
             raise ConfigError([Problem("consistency", message)])
         self._program = program
-        self._audit = audit
         self._name = f"psrun-{uuid.uuid4().hex}"  # parameter servers may outlive a chief and keep its queues
         self._queues: dict[str, _Queue] = {}
         self._head: tuple[tf.Tensor, ...] = ()
@@ -51,8 +44,6 @@ class GradientRounds(Stage):
     def begin(self, inputs: Inputs) -> None:
         self._head = inputs["round"], inputs["slot"]
         self._num_pushes = 0
-        if self._audit is not None:
-            self._audit.taken = []
 
     def end(self, inputs: Inputs) -> None:
         """Raises ConfigError if the step does not update exactly once."""
@@ -62,25 +53,20 @@ class GradientRounds(Stage):
 
     def gradients(self, apply: Apply) -> Apply:
         def push(grads_and_vars: Any, *arguments: Any, **options: Any) -> Any:
-            self._push(list(grads_and_vars), self._audit.taken if self._audit else [])
+            self._push(list(grads_and_vars))
             return self._program.optimizer.iterations
 
         return push
 
-    def _push(self, grads_and_vars: Sequence[tuple[Any, Any]], examples: Sequence[tf.Tensor]) -> None:
+    def _push(self, grads_and_vars: Sequence[tuple[Any, Any]]) -> None:
         by_server: dict[str, list[tuple[Any, Any]]] = {}
         for gradient, variable in grads_and_vars:
             if gradient is not None:
                 by_server.setdefault(variable.device, []).append((gradient, variable))
         self._num_pushes += 1
         self._queues = {server: _Queue(server, self._name, pairs) for server, pairs in by_server.items()}
-        if examples:
-            device = self._queues.get(_FIRST_SERVER) or _Queue(_FIRST_SERVER, self._name, [])
-            self._queues[_FIRST_SERVER] = device
-            device.add_examples()
-        for server, queue in self._queues.items():
-            more = [tf.concat(examples, 0)] if examples and server == _FIRST_SERVER else []
-            queue.push(self._head, by_server.get(server, []), more)
+        for server, pairs in by_server.items():
+            self._queues[server].push(self._head, pairs)
 
     def apply_function(self) -> Any:
         """A function of a round and its slots, shape (slots,) and sorted, that updates from the gradients of these.
@@ -95,10 +81,7 @@ class GradientRounds(Stage):
             pairs = []
             for server, queue in self._queues.items():
                 with tf.device(server):
-                    averaged, examples = queue.take(number, slots)
-                pairs += averaged
-                if examples is not None and self._audit is not None:
-                    self._audit.count(examples)
+                    pairs += queue.take(number, slots)
             program.optimizer.apply_gradients(pairs)
 
         @tf.function
@@ -128,11 +111,6 @@ class _Queue:
         slices = [gradient for gradient, _ in grads_and_vars if isinstance(gradient, tf.IndexedSlices)]
         for gradient, variable in zip(slices, self._sparse):
             self._parts += [(gradient.values.dtype, [None, *variable.shape[1:]]), (gradient.indices.dtype, [None])]
-        self._has_examples = False
-
-    def add_examples(self) -> None:
-        self._parts.append((tf.int64, [None]))
-        self._has_examples = True
 
     @property
     def _types(self) -> list[tf.DType]:
@@ -142,7 +120,7 @@ class _Queue:
         """The queue, created by its first use on the server."""
         return tf.raw_ops.FIFOQueueV2(component_types=self._types, shapes=[], capacity=-1, shared_name=self._name)
 
-    def push(self, head: Sequence[tf.Tensor], grads_and_vars: Sequence[tuple[Any, Any]], more: list[tf.Tensor]) -> None:
+    def push(self, head: Sequence[tf.Tensor], grads_and_vars: Sequence[tuple[Any, Any]]) -> None:
         values: list[tf.Tensor] = []
         for dtype in self._dense:
             own = [gradient for gradient, _ in grads_and_vars if not isinstance(gradient, tf.IndexedSlices)]
@@ -151,10 +129,10 @@ class _Queue:
             if isinstance(gradient, tf.IndexedSlices):
                 values += [tf.reshape(gradient.values, [-1, *variable.shape[1:]]), gradient.indices]
         with tf.device(self._server):
-            tf.raw_ops.QueueEnqueueV2(handle=self._handle(), components=[*head, *values, *more])
+            tf.raw_ops.QueueEnqueueV2(handle=self._handle(), components=[*head, *values])
 
-    def take(self, number: tf.Tensor, slots: tf.Tensor) -> tuple[list[tuple[Any, Any]], tf.Tensor | None]:
-        """The mean gradients of a round, and the examples they were computed from; call on the server."""
+    def take(self, number: tf.Tensor, slots: tf.Tensor) -> list[tuple[Any, Any]]:
+        """The mean gradients of a round; call on the server."""
         num_slots = tf.size(slots)
         arrays = [
             tf.TensorArray(dtype, num_slots, infer_shape=False, element_shape=shape) for dtype, shape in self._parts
@@ -178,7 +156,7 @@ class _Queue:
             values, rows = next(parts).concat(), next(parts).concat()
             shape = tf.constant(variable.shape.as_list(), rows.dtype)
             pairs.append((tf.IndexedSlices(values / tf.cast(count, values.dtype), rows, shape), variable))
-        return pairs, next(parts).concat() if self._has_examples else None
+        return pairs
 
     def _take_one(self, number: tf.Tensor, slots: tf.Tensor, seen: tf.Tensor, *arrays: Any) -> tuple[Any, ...]:
         its_round, slot, *values = tf.raw_ops.QueueDequeueV2(handle=self._handle(), component_types=self._types)

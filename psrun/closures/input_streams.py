@@ -11,7 +11,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from psrun.closures.audit import Audit
 from psrun.closures.stage import Inputs, Take
 from psrun.tf_internals.cluster import per_worker_iterator
 
@@ -23,20 +22,17 @@ class Stream:
 
     Args:
       dataset: creates it, as `Program.train_dataset` does.
-      audit: counts the examples of each batch that is taken.
 
     Attributes:
       least: closures of fewer steps wait for their batches longer than necessary.
       is_dealt: whether the chief decides which batch a closure reads, so that it can be read again.
-      audit: as the argument.
     """
 
     least = 1
     is_dealt = False
 
-    def __init__(self, dataset: Callable[..., tf.data.Dataset], audit: Audit | None = None) -> None:
+    def __init__(self, dataset: Callable[..., tf.data.Dataset]) -> None:
         self._dataset = dataset
-        self.audit = audit
         self._iterator: Any = None
 
     def iterator(self, coordinator: tf.distribute.coordinator.ClusterCoordinator) -> Any:
@@ -47,7 +43,8 @@ class Stream:
         return self._iterator
 
     def _numbers(self) -> Callable[[], tf.data.Dataset] | None:
-        return tf.data.Dataset.counter if self.audit else None
+        """Creates the numbers of the batches to read; None if the stream has its own order."""
+        return None
 
     def inputs(self) -> dict[str, tf.TensorSpec]:
         """What a closure passes for its batches, by name."""
@@ -73,16 +70,7 @@ class Stream:
         Args:
           first: index of the first batch among the steps of the closure.
         """
-        return functools.partial(self._next, iterator) if self.audit else functools.partial(next, iterator)
-
-    def _next(self, iterator: Any) -> Any:
-        _, examples, batch = next(iterator)
-        return self._counted(examples, batch)
-
-    def _counted(self, examples: tf.Tensor, batch: Any) -> Any:
-        if self.audit is not None:
-            self.audit.taken.append(examples)
-        return batch
+        return functools.partial(next, iterator)
 
 
 class DealtInput(Stream):
@@ -101,14 +89,8 @@ class DealtInput(Stream):
     least = 4  # the first batch is only read when the closure begins
     is_dealt = True
 
-    def __init__(
-        self,
-        dataset: Callable[..., tf.data.Dataset],
-        first: int,
-        audit: Audit | None = None,
-        again: Sequence[int] = (),
-    ) -> None:
-        super().__init__(dataset, audit)
+    def __init__(self, dataset: Callable[..., tf.data.Dataset], first: int, again: Sequence[int] = ()) -> None:
+        super().__init__(dataset)
         self._first = first
         self._again = tuple(again)
         self._next_place = 0
@@ -168,8 +150,8 @@ class DealtInput(Stream):
                 lambda element: (iterator.get_next_as_optional(),),
                 (iterator.get_next_as_optional(),),
             )
-            _, examples, batch = element.get_value()
-            return self._counted(examples, batch)
+            _, batch = element.get_value()
+            return batch
 
         return take
 

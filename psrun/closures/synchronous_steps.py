@@ -191,7 +191,7 @@ class SynchronousSteps:
         self._warn = warn
         self._meter = meter
         self._iterator = feed.iterator(distribution.coordinator)
-        rounds = GradientRounds(program, feed.audit)
+        rounds = GradientRounds(program)
         parts = [rounds, *closures.stages(program), *stages.on_workers(program, profiler, meter, warn)]
         self._closure = Closure(program, feed, parts, step, iterator_spec(self._iterator))
         self._function = self._closure.trace(1, num_steps=1)

@@ -52,7 +52,6 @@ class _DataKeys:
     global_batch_size: int | str = at_least(1, or_else=schema.AUTO)
     batch_size_per_replica: int | None = at_least(1, default=None)
     visitation: str = one_of("once", "every_worker", default="every_worker")
-    audit: bool = False
     sharding: str | None = one_of("auto", "file", "data", "off", None, default=None)
     label_vocabulary: Any = None
 

@@ -60,8 +60,6 @@ def _of_data(config: RunConfig) -> Iterator[Problem]:
     if isinstance(data.global_batch_size, int) and data.global_batch_size < replicas:
         message = f"is {data.global_batch_size}, must be at least {replicas}, the number of replicas of a worker"
         yield Problem("data.global_batch_size", message)
-    if data.audit and not config.cluster.has_parameter_servers:
-        yield Problem("data.audit", "requires parameter server training; set it to false")
     if data.sharding is None:
         return
     key = "data.sharding"

@@ -30,7 +30,6 @@ class Data:
         recommends, or 64.
       visitation: whether in each pass over the data an example goes to one worker, assigned by the chief ('once'), or
         to all workers ('every_worker').
-      audit: whether to count how often each example is trained on.
       sharding: the tf.data.experimental.AutoShardPolicy, in lower case, by which synchronous workers share the training
         data; None for TensorFlow's default.
       label_vocabulary: the label values, strings or integers, in the order of the classes; None if labels are class
@@ -40,7 +39,6 @@ class Data:
     target: Target
     global_batch_size: int | str
     visitation: str = "every_worker"
-    audit: bool = False
     sharding: str | None = None
     label_vocabulary: tuple[str, ...] | tuple[int, ...] | None = None
 

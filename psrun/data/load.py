@@ -64,9 +64,6 @@ def _problems(run: RunConfig, source: DataSource) -> Iterator[Problem]:
         problem = f"is {run.data.visitation}, but {run.data.target.name} is not a psrun.data.source.ByNumber"
         message = f"{problem}, so its examples cannot be read by number; choose every_worker"
         yield Problem("data.visitation", message)
-    if run.data.audit and not isinstance(source, ByNumber):
-        message = f"requires a psrun.data.source.ByNumber; {run.data.target.name} is not one; set it to false"
-        yield Problem("data.audit", message)
     if run.trainer.steps_per_epoch is None and examples is None:
         yield Problem("trainer.steps_per_epoch", "is required: the number of training examples is unknown")
     if run.evaluation.runs_on is not None and not source.num_eval_examples:

@@ -160,8 +160,7 @@ class Program:
           first_step: of a resumed run; where there is more than one stream, it shuffles differently from the run
             before.
           num_batches_done: number of batches to skip at the start.
-          numbers: makes a dataset of the numbers of the batches to read. Then they come with numbers: that of the
-            batch, and those of its examples plus the worker's index times how many examples there are.
+          numbers: makes a dataset of the numbers of the batches to read. Each element is then the number and the batch.
         """
         dataset = self._batches(context, first_step=first_step, num_batches_done=num_batches_done, numbers=numbers)
         return autoshard.applied(dataset, self.sharding)
@@ -195,12 +194,11 @@ class Program:
             return batches.map(lambda *batch: ready(batch, Place("training"))).prefetch(2)
         assert isinstance(source, ByNumber)
         batch_numbers = endless(num_batches_done) if numbers is None else numbers()
-        first = worker * source.num_train_examples if numbers is not None else None
 
         def convert(number: tf.Tensor, examples: tf.Tensor, batch: Any) -> Any:
             list_inputs.note_spec(specs, batch)
             prepared = ready(batch, Place("training", examples))
-            return prepared if first is None else (number, first + examples, prepared)
+            return prepared if numbers is None else (number, prepared)
 
         order = self.order or source.order(batch_size)
         specs: list[Any] = []

@@ -166,11 +166,6 @@ class ConsoleSink(Sink):
             self._print(_epoch_line(self._epoch, evaluation or {}, width))
         self._epoch = None
 
-    def _show_visitation(self, event: Event) -> None:
-        words = {"0": "never", "1": "once", "2": "twice", "3+": "more often"}
-        counts = ", ".join(f"{number:,} {words[times]}" for times, number in event.data["seen"].items() if number)
-        self._print(f"  examples trained on in {event.data['steps']} steps: {counts}")
-
     def _show_evaluation(self, event: Event) -> None:
         data = event.data
         is_sidecar = data["mode"].startswith("sidecar")

@@ -14,13 +14,14 @@ from psrun.config import parse, resolvers
 from psrun.config.arguments import key_of
 from psrun.results.run_folder import CONFIG, HYDRA
 
-# Keys that psrun no longer has, without effect at the values that runs recorded by default.
+# Keys that psrun no longer has. None has an effect on a training at the values that runs recorded.
 _REMOVED = (
     "cluster.addresses.data_dispatcher",
     "cluster.addresses.data_worker",
     "cluster.num_data_workers",
     "cluster.resources.data_dispatcher",
     "cluster.resources.data_worker",
+    "data.audit",
 )
 
 

@@ -98,12 +98,6 @@ def _waits(state: State, event: Event) -> State:
     return {"consistency": {**state.get("consistency", {}), **totals}}
 
 
-def _visitation(state: State, event: Event) -> State:
-    # A run that is resumed from an earlier checkpoint trains some epochs again.
-    before = [row for row in state.get("visitation", []) if row["epoch"] < event.data["epoch"]]
-    return {"visitation": [*before, event.data]}
-
-
 def _epoch(state: State, event: Event) -> State:
     return {name: event.data[name] for name in ("metrics", "steps") if name in event.data}  # once there were no steps
 
@@ -180,7 +174,6 @@ CHANGES: dict[str, Change] = {
     "search": _under("search"),
     # Results.
     "epoch": _epoch,
-    "visitation": _visitation,
     "waits": _waits,
     "staleness": _staleness,
     "evaluation": _evaluation,

@@ -61,7 +61,6 @@ def in_order(
             saves.within_epoch,  # a checkpoint that is due, when the steps so far are done and their loss is finite
         ],
         when_joined=[
-            reports.visitation,  # how often each example was applied
             reports.staleness,  # how old the weights were for which gradients were computed
             reports.waits,  # how long workers waited for each other
         ],
@@ -154,14 +153,6 @@ class Reports:
     def __init__(self, run: TrainingRun) -> None:
         self._run = run
         self._has_warned = False
-
-    def visitation(self, context: HookContext) -> None:
-        """How often the examples of the epoch were applied; the run that resumes a cut epoch counts on."""
-        run = self._run
-        if run.audit is not None and not run.is_cut:
-            uncounted = run.epoch.num_earlier if run.start.audit is None else 0
-            steps = run.epoch.num_steps - uncounted
-            run.reporter.emit("visitation", step=context.step, epoch=context.epoch, steps=steps, **run.audit.epoch())
 
     def staleness(self, context: HookContext) -> None:
         """The staleness of the updates of the epoch, if it is known."""

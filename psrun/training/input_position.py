@@ -8,7 +8,6 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from psrun.checkpoint.manifest import Position
-from psrun.closures.audit import Audit
 from psrun.closures.input_streams import DealtInput, Stream
 from psrun.program.compiled_model import Program
 
@@ -23,11 +22,10 @@ class InputPosition:
       stream: the step at which the resumed stream of batches began; None if each worker has a separate stream.
     """
 
-    def __init__(self, program: Program, start: Position, first_step: int, audit: Audit | None) -> None:
+    def __init__(self, program: Program, start: Position, first_step: int) -> None:
         self._program = program
         self._start = start
         self._first_step = first_step
-        self._audit = audit
         self._dealt: DealtInput | None = None
         begun = first_step if start.stream is None else start.stream
         begun = first_step if first_step - begun > _MAX_SKIPPED_BATCHES else begun
@@ -46,9 +44,9 @@ class InputPosition:
         """The input of the steps on workers, after `scheduled` steps."""
         if self._program.dealt:
             first = self.next_batch(scheduled)
-            self._dealt = DealtInput(self._program.train_dataset, first, self._audit, self.left)
+            self._dealt = DealtInput(self._program.train_dataset, first, self.left)
             return self._dealt
-        return Stream(self.dataset(scheduled), self._audit)
+        return Stream(self.dataset(scheduled))
 
     def dataset(self, scheduled: int) -> Callable[..., tf.data.Dataset]:
         """Creates the training data after `scheduled` steps; for this process, or for each worker.

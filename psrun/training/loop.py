@@ -20,7 +20,6 @@ import tensorflow as tf
 
 from psrun.checkpoint.manifest import Position
 from psrun.closures.asynchronous_steps import Packed
-from psrun.closures.audit import Audit
 from psrun.closures.input_streams import Stream
 from psrun.closures.simulated_delay import SimulatedDelay
 from psrun.closures.staleness_meter import StalenessMeter
@@ -78,8 +77,7 @@ class Epoch:
 
     Attributes:
       number: from 1; 0 before the first.
-      num_earlier: steps that earlier processes had scheduled.
-      num_steps: steps scheduled so far, with those.
+      num_steps: steps scheduled so far, with those of earlier processes.
       is_joined: whether all of its steps are done.
       is_over: whether its metrics are known.
       is_last: whether no epoch follows as planned; decided after it.
@@ -92,7 +90,7 @@ class Epoch:
 
     run: TrainingRun = field(repr=False)
     number: int
-    num_earlier: int = 0
+    num_steps: int = 0
     is_joined: bool = False
     is_over: bool = False
     is_last: bool = False
@@ -101,9 +99,6 @@ class Epoch:
     validation: tuple[int, Metrics] | None = None
     evaluation: Mapping[str, float] = field(default_factory=dict)
     values: dict[str, float] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.num_steps = self.num_earlier
 
     @property
     def steps_left(self) -> int:
@@ -146,7 +141,6 @@ class TrainingRun:
       scheduled: number of steps scheduled by this process.
       left: number of steps to apply when the run began.
       delay: simulates late updates; None if the mode is another.
-      audit: counts the examples of applied steps; None if nobody asked for it.
       profiler: measures where the time of steps on workers goes; None before there are any.
       step_time: where the time of a step has gone up to the last epoch; None if it is not measured.
     """
@@ -178,14 +172,13 @@ class TrainingRun:
         )
         self.clock = Clock(self.first_step)
         self.scheduled = 0
-        self.audit = Audit(program, start.audit) if program.config.data.audit else None
         mode = program.config.consistency
         self.delay: SimulatedDelay | None = mode.load()(program, mode) if mode.one_process else None
         self.profiler: StepProfiler | None = None
         self.step_time: StepTime | None = None
         self.epoch = Epoch(self, start.epochs, is_joined=True, is_over=True)
         self._pause_epoch = folder.whole.pause_epoch  # is written before the process starts
-        self._feeds = InputPosition(program, start, self.first_step, self.audit)
+        self._feeds = InputPosition(program, start, self.first_step)
         self._join: Callable[[], None] = lambda: None
 
     # -- the loop
@@ -333,7 +326,6 @@ class TrainingRun:
             order=self.start.order,
             again=self._feeds.left,
             batches_per_step=self.program.gradients_per_update,
-            audit=self.audit.state() if self.audit is not None and steps else None,
         )
 
     # -- what steps are made of

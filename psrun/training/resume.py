@@ -24,11 +24,6 @@ def restored_by_trainer(built: Program, trainer: Trainer, reporter: Reporter) ->
 
 def taken_up(built: Program, position: Position, reporter: Reporter) -> Position:
     """`position` in terms of the current epoch length and batch size, and of the batches of a step."""
-    position = _taken_up(built, position, reporter)
-    return position if position.steps else replace(position, audit=None)  # that of an epoch that is not continued
-
-
-def _taken_up(built: Program, position: Position, reporter: Reporter) -> Position:
     steps = built.config.trainer.num_steps
     order = built.order
     batches = built.gradients_per_update

@@ -1,11 +1,13 @@
 """Tables that count: minus each row is how often the updates of its example were applied, by an oracle without bounds.
 
-The model adds up a row of each of two tables of zeros, one row per example, and its output is the loss. With SGD and a
-learning rate equal to the batch size, each use of a row subtracts 1, and each step that much of a dense variable.
+The model adds up a row of each of two tables of zeros, one row per example, and a dense variable. The loss is the sum
+of the outputs of a batch. With SGD and a learning rate of 1, each use of a row subtracts 1, and each step subtracts
+the number of its examples from the dense variable.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,8 @@ import numpy as np
 import tensorflow as tf
 import tf_keras
 
+from psrun.checkpoint.manifest import Position
+from psrun.checkpoint.store import Store
 from psrun.data.source import ArraySource, Feature
 from psrun.layers import Embedding
 
@@ -42,42 +46,107 @@ class Steps(tf_keras.layers.Layer):
 
 def model(source: Numbered) -> tf_keras.Model:
     inputs = {name: tf_keras.Input((), dtype=tf.int64, name=name) for name in TABLES}
-    num_ids = source.num_train_examples
-    rows = [
-        Embedding(num_ids, 1, embeddings_initializer="zeros", name=f"table_{name}")(inputs[name]) for name in TABLES
-    ]
-    return tf_keras.Model(inputs, Steps()(tf_keras.layers.Add()(rows)))
+    return tf_keras.Model(inputs, counted(inputs, source.num_train_examples))
 
 
-def value(y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
-    return tf.reshape(y_pred, [-1])
+def counted(numbers: Mapping[str, tf.Tensor], num_examples: int, *others: tf.Tensor) -> tf.Tensor:
+    """The output of a model that counts the examples with these numbers, (batch,) for each table.
+
+    Args:
+      others: further terms of the output, (batch, 1).
+    """
+    rows = []
+    for name in TABLES:
+        table = Embedding(num_examples, 1, embeddings_initializer="zeros", name=f"table_{name}")
+        rows.append(table(numbers[name]))
+    return Steps()(tf_keras.layers.Add()([*rows, *others]))
+
+
+class Total(tf_keras.losses.Loss):
+    """The sum of the predictions of a batch."""
+
+    def __init__(self) -> None:
+        super().__init__(tf_keras.losses.Reduction.SUM, "total")
+
+    def call(self, y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
+        return tf.reshape(y_pred, [-1])
+
+
+# Of a model whose output is `counted`. All checkpoints are kept.
+COUNTS = ("model.loss={_target_: counting.Total}", "model.metrics=[]", "optimizer=sparse_sgd",
+          "optimizer.learning_rate=1", "checkpoint.max_to_keep=99")  # fmt: skip
 
 
 def arguments(*pieces: str, examples: int, batch: int) -> list[str]:
     """The arguments of a run that passes over all examples in each epoch."""
     return [
-        "model=dense", "~model.hidden_units", "model._target_=counting.model", "model.loss={_target_: counting.value}",
-        "model.metrics=[]", "data._target_=counting.Numbered", "~data.num_train_examples", "~data.num_eval_examples",
+        "model=dense", "~model.hidden_units", "model._target_=counting.model", *COUNTS,
+        "data._target_=counting.Numbered", "~data.num_train_examples", "~data.num_eval_examples",
         "~data.noise", "~data.num_features", f"+data.examples={examples}", f"data.global_batch_size={batch}",
-        "data.visitation=once", "data.audit=true", "optimizer=sparse_sgd", f"optimizer.learning_rate={batch}",
-        "partitioner=fixed_shards", "evaluation=none", "tracker=none", "trainer.steps_per_epoch=null", *pieces,
+        "data.visitation=once", "partitioner=fixed_shards", "evaluation=none", "tracker=none",
+        "trainer.steps_per_epoch=null", *pieces,
     ]  # fmt: skip
 
 
-def wrong(checkpoints: Path, expected: float, *, updates: float, batch: int) -> dict[str, dict[float, int]]:
-    """How many rows of each variable in the newest checkpoint have another count than the expected one.
+def counts(checkpoints: Path, step: int | None = None) -> dict[str, np.ndarray]:
+    """How often the updates of each example were applied, by table, and at `steps` of how many examples in all.
 
     Args:
-      expected: of each example.
-      updates: expected number of updates of a dense variable.
+      step: of the checkpoint; None for the newest.
     """
-    reader: Any = tf.train.load_checkpoint(tf.train.latest_checkpoint(str(checkpoints)))
+    store = Store(checkpoints)
+    if step is None:
+        step = store.steps()[0]
+    reader: Any = tf.train.load_checkpoint(store.prefix(step))
     found = {}
     for name in reader.get_variable_to_shape_map():
-        *_, variable = name.removesuffix("/.ATTRIBUTES/VARIABLE_VALUE").split("/")
-        if variable in ("embeddings", "steps"):
-            value = -reader.get_tensor(name).ravel()
-            count, right = (value, expected) if variable == "embeddings" else (value / batch, updates)
-            found[name] = dict(zip(*(each.tolist() for each in np.unique(count[count != right], return_counts=True))))
+        path, _, _ = name.partition("/.ATTRIBUTES")
+        if path.endswith("/embeddings"):
+            found[path] = -reader.get_tensor(name).ravel()
+        elif path.endswith("/steps"):
+            found["steps"] = -reader.get_tensor(name).ravel()
     assert len(found) == len(TABLES) + 1, found
-    return {name: counts for name, counts in found.items() if counts}
+    return found
+
+
+def wrong(checkpoints: Path, *, epochs: int, gradients: int = 1) -> list[str]:
+    """What is wrong with the counts of all checkpoints of a run whose epochs are passes; empty if all are exact.
+
+    After an epoch each example was applied once for each epoch. Within an epoch no example was applied more than once
+    more, and so many as the steps have.
+
+    Args:
+      epochs: of the run, which has ended.
+      gradients: the number of gradients that are averaged in an update.
+    """
+    store = Store(checkpoints)
+    problems = []
+    ends = set()
+    for step in sorted(store.steps()):
+        position = store.manifest(step).position
+        if not position.steps:
+            ends.add(position.epochs)
+        for name, values in counts(checkpoints, step).items():
+            if problem := _problem(name, values * gradients, position, gradients):
+                problems.append(f"step {step}, {position.epochs} epochs and {position.steps} steps: {problem}")
+    if missing := {*range(1, epochs + 1)} - ends:
+        problems.append(f"no checkpoint after epochs {sorted(missing)}")
+    return problems
+
+
+def _problem(name: str, values: np.ndarray, position: Position, gradients: int) -> str | None:
+    """What is wrong with the counts of a table, or the number of examples of the dense variable, at a position."""
+    assert position.order is not None
+    num_examples, batch_size, _ = position.order
+    total = position.epochs * num_examples + position.steps * gradients * batch_size
+    if values.sum() != total:
+        return f"{name} has {values.sum()} applied examples instead of {total}"
+    if name == "steps":
+        return None
+    num_unused = values.size - num_examples  # rows that no example has
+    times = np.sort(values)[num_unused:]
+    allowed = [position.epochs, position.epochs + 1]
+    others = times[~np.isin(times, allowed)]
+    if others.size:
+        return f"{name} has examples that were applied {np.unique(others).tolist()} times instead of {allowed}"
+    return None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import counting
 import numpy as np
 import tensorflow as tf
 import tf_keras
@@ -31,12 +33,19 @@ class Histories(ArraySource):
     Args:
       declared: whether the features are declared as lists.
       sample_weights: whether examples have weights.
+      numbered: whether examples have their number as the feature `row`.
       combiner: of the ids.
       spoiled: the evaluation examples have no lists.
     """
 
     def __init__(
-        self, *, declared: bool = True, sample_weights: bool = False, combiner: str = "mean", spoiled: bool = False
+        self,
+        *,
+        declared: bool = True,
+        sample_weights: bool = False,
+        numbered: bool = False,
+        combiner: str = "mean",
+        spoiled: bool = False,
     ) -> None:
         rng = np.random.default_rng(7)
 
@@ -47,6 +56,8 @@ class Histories(ArraySource):
             label = label.astype(np.float32)[:, np.newaxis]
             x = rng.normal(size=(count, 2)).astype(np.float32)
             features: dict[str, Any] = {"history": ids, "history_weights": weights, "x": x}
+            if numbered:
+                features["row"] = np.arange(count)[:, np.newaxis]
             if spoiled and count == NUM_EVAL:
                 features["history"] = np.zeros((count, 2), np.int64)
             return (features, label, np.ones(count, np.float32)) if sample_weights else (features, label)
@@ -57,6 +68,7 @@ class Histories(ArraySource):
                 "history": Feature((None,), tf.int64, max_values=most, combiner=combiner, weights="history_weights"),
                 "history_weights": Feature((None,), tf.float32, max_values=most),
                 "x": Feature((2,), tf.float32),
+                **({"row": Feature((1,), tf.int64)} if numbered else {}),
             },
             task="regression",
             train=examples(NUM_TRAIN),
@@ -101,9 +113,20 @@ class _Ids(tf_keras.layers.Layer):
 def sums(source: Any, initial: Any = "glorot_uniform") -> tf_keras.Model:
     """A linear model on sums of the values of a list and its weights, and on other numbers."""
     tensors = inputs(dict(source.features))
+    return tf_keras.Model(tensors, _prediction(tensors, initial))
+
+
+def _prediction(tensors: Mapping[str, Any], initial: Any = "glorot_uniform") -> tf.Tensor:
     held = [_Ids()(tensors["history"], tensors["history_weights"])]
     held += [tensors[name] for name in ("x",) if name in tensors]
-    return tf_keras.Model(tensors, tf_keras.layers.Dense(1, kernel_initializer=initial)(tf.concat(held, 1)))
+    return tf_keras.layers.Dense(1, kernel_initializer=initial)(tf.concat(held, 1))
+
+
+def counted(source: Any) -> tf_keras.Model:
+    """As `sums`, and counts how often each example is applied by its number, the feature `row`: see `counting`."""
+    tensors = inputs(dict(source.features))
+    numbers = dict.fromkeys(counting.TABLES, tf.squeeze(tensors["row"], 1))
+    return tf_keras.Model(tensors, counting.counted(numbers, source.num_train_examples, _prediction(tensors)))
 
 
 def started(source: Any) -> tf_keras.Model:

@@ -124,7 +124,7 @@ def _stream() -> Stream:
 
 
 def _dealt() -> DealtInput:
-    return DealtInput(lambda context, numbers: numbers().map(lambda number: (number, number, _slowly(number))), 0)
+    return DealtInput(lambda context, numbers: numbers().map(lambda number: (number, _slowly(number))), 0)
 
 
 @pytest.mark.thorough

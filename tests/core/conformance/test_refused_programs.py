@@ -365,14 +365,6 @@ BUILT: Mapping[str, tuple[tuple[str, ...], str]] = {
         (*COUNTED, "data._target_=example_ids.AsOthersHaveIt", "data.visitation=once"),
         "data.visitation",
     ),
-    "audit-without-numbers": (
-        (*COUNTED, "data._target_=example_ids.AsOthersHaveIt", "data.audit=true"),
-        "data.audit",
-    ),
-    "audit-in-one-process": (
-        (*COUNTED, "data._target_=example_ids.Numbered", "data.audit=true", "cluster=none"),
-        "data.audit",
-    ),
     "a-pass-shorter-than-dense_sync_every": (
         (
             *COUNTED, "data._target_=example_ids.Numbered", "data.visitation=once", "data.global_batch_size=100",

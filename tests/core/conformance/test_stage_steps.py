@@ -14,7 +14,6 @@ from support import run_config
 
 from psrun.closures import applied_steps
 from psrun.closures.applied_steps import AppliedSteps
-from psrun.closures.audit import Audit
 from psrun.closures.closure import Closure
 from psrun.closures.dense_bundles import DenseBundles
 from psrun.closures.gradient_rounds import GradientRounds
@@ -45,8 +44,8 @@ def dense_apart(sizes: Sequence[int], held_bytes: Sequence[int], num_placed: int
 class Given(Stream):
     """The ids of a closure's batches are its argument."""
 
-    def __init__(self, audit: Audit | None = None) -> None:
-        super().__init__(lambda: None, audit)
+    def __init__(self) -> None:
+        super().__init__(lambda: None)
 
     def inputs(self) -> dict[str, tf.TensorSpec]:
         return {"ids": tf.TensorSpec([None, None], tf.int64)}
@@ -56,8 +55,7 @@ class Given(Stream):
 
         def take() -> Any:
             ids = inputs["ids"][first + next(numbers)]
-            batch = dict.fromkeys(counting.TABLES, ids), tf.zeros([tf.size(ids), 1])
-            return self._counted(ids, batch)
+            return dict.fromkeys(counting.TABLES, ids), tf.zeros([tf.size(ids), 1])
 
         return take
 
@@ -81,9 +79,9 @@ class OnServers:
                 shard.assign(tf.fill(shard.shape, FIRST[name]))
         self.dense.assign([FIRST["steps"]])
 
-    def closure(self, *stages: Stage, audit: Audit | None = None) -> Closure:
+    def closure(self, *stages: Stage) -> Closure:
         local = WorkerLocalVariables(metric_variables(self.program), optimizers.counters(self.program.optimizer))
-        return Closure(self.program, Given(audit), [*stages, local], None, tf.TensorSpec([], tf.int32))
+        return Closure(self.program, Given(), [*stages, local], None, tf.TensorSpec([], tf.int32))
 
     def run(self, closure: Closure, function: Any, ids: np.ndarray, **inputs: Any) -> None:
         given = {"iterator": tf.constant(0), "ids": tf.constant(ids, tf.int64), **inputs}
@@ -144,11 +142,11 @@ def test_unrolled_steps_are_those_of_numpy_and_are_counted(cluster_spec, monkeyp
     pieces, every, histogram = CASES[case]
     ahead = "trainer.prefetch_rows=true" in pieces
     servers = OnServers(cluster_spec[1], *pieces, "partitioner=none", rule=dense_apart)
-    audit, meter = Audit(servers.program), StalenessMeter(1)
-    applied = AppliedSteps(servers.program, audit, most=2, is_plain=True)
+    meter = StalenessMeter(1)
+    applied = AppliedSteps(servers.program, most=2, is_plain=True)
     stages = [applied, DenseBundles(servers.program, meter, every, rows_ahead=ahead)]
     stages += [RowPrefetch(servers.program)] if ahead else []
-    closure = servers.closure(*stages, audit=audit)
+    closure = servers.closure(*stages)
     function = closure.trace(4, num_steps=4)
     execution = applied.claim(4)
     servers.run(closure, function, IDS, counts=tf.constant(execution.slot))
@@ -176,14 +174,12 @@ def test_unrolled_steps_are_those_of_numpy_and_are_counted(cluster_spec, monkeyp
     assert servers.program.iterations == 4
     (loss,) = servers.program.network.compiled_loss.metrics
     assert float(loss.result()) == pytest.approx(np.mean(expected.losses), rel=1e-5)
-    times = np.bincount(np.bincount(IDS.ravel(), minlength=EXAMPLES).clip(max=3), minlength=4)
-    assert list(audit.epoch()["seen"].values()) == times.tolist()
 
 
 def test_a_server_applies_a_step_when_it_has_all_of_its_gradients(cluster_spec):
     """Values and indices of both tables arrive in one operation for each step."""
     servers = OnServers(cluster_spec[1], "partitioner=fixed_shards")
-    closure = servers.closure(AppliedSteps(servers.program, None, most=2, is_plain=True))
+    closure = servers.closure(AppliedSteps(servers.program, most=2, is_plain=True))
     graph = closure.trace(2, num_steps=2).graph
     gates = [each for each in graph.get_operations() if each.type == "IdentityN" and "/job:ps" in each.device]
     by_server = {task: sorted(len(each.inputs) for each in gates if placement.task_of(each.device) == task)
@@ -195,7 +191,7 @@ def test_a_server_applies_a_step_when_it_has_all_of_its_gradients(cluster_spec):
 def test_a_step_that_one_server_lacks_is_applied_there_alone(cluster_spec, monkeypatch):
     monkeypatch.setattr(applied_steps, "_SETTLED_S", 0.0)
     servers = OnServers(cluster_spec[1], "partitioner=none", rule=dense_apart)
-    applied = AppliedSteps(servers.program, None, most=2, is_plain=True)
+    applied = AppliedSteps(servers.program, most=2, is_plain=True)
     closure = servers.closure(applied)
     execution = applied.claim(1)
     servers.run(closure, closure.trace(1, num_steps=1), IDS[:1], counts=tf.constant(execution.slot))
@@ -250,9 +246,8 @@ def test_late_gradients_are_compensated_and_applied_at_a_smaller_rate(cluster_sp
 def test_the_gradients_of_a_round_are_averaged_once(cluster_spec, warnings_of_tensorflow):
     """Those of earlier rounds, those that come twice and those of other slots are dropped."""
     servers = OnServers(cluster_spec[1], "partitioner=fixed_shards", "consistency=sync")
-    audit = Audit(servers.program)
-    rounds = GradientRounds(servers.program, audit)
-    closure = servers.closure(rounds, audit=audit)
+    rounds = GradientRounds(servers.program)
+    closure = servers.closure(rounds)
     push = closure.trace(1, num_steps=1)
     average = rounds.apply_function()
     expected = ByHand()
@@ -276,8 +271,6 @@ def test_the_gradients_of_a_round_are_averaged_once(cluster_spec, warnings_of_te
     gradients_of(2, [1], [2])  # those of this slot in the first round are late
     update(2, [1], [2])
     expected.check(servers)
-    times = np.bincount(IDS[:3].ravel(), minlength=EXAMPLES).clip(max=3)
-    assert list(audit.epoch()["seen"].values()) == np.bincount(times, minlength=4).tolist()
     assert servers.program.iterations == 2
     assert warnings_of_tensorflow == []
 

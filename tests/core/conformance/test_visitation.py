@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import counting
+import numpy as np
 import pytest
 from outcomes import events
 
@@ -14,6 +16,7 @@ from psrun.results.run_folder import RunFolder
 
 pytestmark = pytest.mark.inprocess
 
+EXAMPLES = 200
 COUNTED = (
     "~model.embedding_dim", "model._target_=example_ids.model", "~data.num_train_examples", "~data.num_eval_examples",
     "data._target_=example_ids.Numbered", "evaluation=none",
@@ -30,45 +33,30 @@ COUNTED = (
 def test_each_example_of_an_epoch_is_trained_on_once(train, monkeypatch, trainer, num_workers, unrolled):
     """200 examples in batches of 16: the last one of a pass is smaller."""
     monkeypatch.setattr(asynchronous_steps, "_STEPS_TO_UNROLL_FOR", 1 if unrolled else 4000)
-    result, _ = train(
-        *COUNTED, f"trainer={trainer}", "data.visitation=once", "data.audit=true", "trainer.epochs=3",
-        "trainer.steps_per_epoch=null", "data.global_batch_size=16", num_workers=num_workers,
-    )  # fmt: skip
+    pieces = counting.arguments(f"trainer={trainer}", "trainer.epochs=3", examples=EXAMPLES, batch=16)
+    result, folder = train(*pieces, num_workers=num_workers)
     assert result["steps"]["applied"] == 3 * 13
-    assert [row["seen"] for row in result["visitation"]] == [{"0": 0, "1": 200, "2": 0, "3+": 0}] * 3
-    assert [row["epoch"] for row in result["visitation"]] == [1, 2, 3]
-    by_worker = result["visitation"][-1]["by_worker"]
-    assert len(by_worker) == num_workers
-    assert sum(own["seen"] for own in by_worker.values()) == 200
-
-
-def trained_on(row: dict) -> int:
-    """How many examples, each as often as it was; none more often than three times."""
-    return sum(int(times[0]) * number for times, number in row["seen"].items())
+    assert counting.wrong(folder.checkpoints, epochs=3) == []
 
 
 @pytest.mark.thorough
 def test_every_worker_reads_all(train):
     """As many steps as two passes: what comes twice and what not at all is chance."""
-    result, _ = train(
-        *COUNTED, "data.visitation=every_worker", "data.audit=true", "trainer.epochs=1", "trainer.steps_per_epoch=20",
-        "data.global_batch_size=20",
-    )  # fmt: skip
-    (row,) = result["visitation"]
-    assert trained_on(row) <= 400
-    assert row["steps"] == 20
-    assert row["seen"]["2"] > 0
+    steps = ("trainer.epochs=1", "trainer.steps_per_epoch=20")
+    _, folder = train(*counting.arguments("data.visitation=every_worker", *steps, examples=EXAMPLES, batch=20))
+    for name, values in counting.counts(folder.checkpoints).items():
+        assert values.sum() == 20 * 20
+        assert name == "steps" or 2 in values
 
 
 @pytest.mark.thorough
 def test_a_resumed_run_continues_the_pass(train):
-    pieces = (*COUNTED, "data.visitation=once", "data.audit=true", "data.global_batch_size=16")
-    _, folder = train(*pieces, "trainer.epochs=1", "trainer.steps_per_epoch=8")
-    result, _ = train(*pieces, "trainer.epochs=2", "trainer.steps_per_epoch=8", into=folder)
-    first, second = (row["seen"] for row in result["visitation"])
-    assert first == {"0": 72, "1": 128, "2": 0, "3+": 0}
-    # The other 72 in five batches, the last of them smaller, and 48 of the next pass, some of which are among them.
-    assert first["1"] + second["1"] + 2 * second["2"] == 200 + 48
+    """The other 72 examples in five batches, the last of them smaller, and 48 of the next pass."""
+    pieces = counting.arguments("trainer.steps_per_epoch=8", examples=EXAMPLES, batch=16)
+    _, folder = train(*pieces, "trainer.epochs=1")
+    assert applied(folder, 8) == [{0: 72, 1: 128}] * 2
+    train(*pieces, "trainer.epochs=2", into=folder)
+    assert applied(folder, 16) == [{1: 152, 2: 48}] * 2
 
 
 PASSES = ("data.visitation=once", "data.global_batch_size=16", "trainer.steps_per_epoch=null")
@@ -93,14 +81,21 @@ def test_a_pass_that_was_cut_ends_before_the_next_begins(train, monkeypatch, clu
 
 @pytest.mark.thorough
 def test_a_pass_that_was_begun_with_other_batches_is_left(train):
-    pieces = (*COUNTED, *PASSES, "data.audit=true", "data.global_batch_size=25")
-    _, folder = train(*pieces, "data.global_batch_size=16", "trainer.epochs=1", "trainer.steps_per_epoch=8")
+    def pieces(batch: int) -> list[str]:
+        return counting.arguments("trainer.epochs=2", examples=EXAMPLES, batch=batch)
+
+    _, folder = train(*pieces(16), "trainer.epochs=1", "trainer.steps_per_epoch=8")
     cut_short(folder, 8)
-    result, _ = train(*pieces, "trainer.epochs=2", into=folder)
-    *cut, last = (row["seen"] for row in result["visitation"])
-    assert last == {"0": 0, "1": 200, "2": 0, "3+": 0}
-    assert sum(row["1"] for row in cut) == 128
+    train(*pieces(25), into=folder)
+    assert applied(folder, 16) == [{1: 72, 2: 128}] * 2
     assert len([event for event in events(folder, "warning") if "skipping the last" in event["message"]]) == 1
+
+
+def applied(folder: RunFolder, step: int) -> list[dict[int, int]]:
+    """How many examples were applied how often at a checkpoint, for each table."""
+    counts = counting.counts(folder.checkpoints, step)
+    del counts["steps"]
+    return [dict(zip(*(each.tolist() for each in np.unique(values, return_counts=True)))) for values in counts.values()]
 
 
 def cut_short(folder: RunFolder, steps: int) -> None:

@@ -33,7 +33,6 @@ data_by_kind = {
     "begun": st.fixed_dictionaries({"overrides": st.lists(st.text(LETTERS, max_size=3), max_size=2)}),
     "epoch": st.fixed_dictionaries({"epoch": st.integers(1, 9), "metrics": metrics}),
     "evaluation": st.fixed_dictionaries({"mode": st.just("exact"), "metrics": metrics}),
-    "visitation": st.fixed_dictionaries({"epoch": st.integers(1, 9)}),
     "recovery": losses,
     "lost": losses,
     "checkpoints": st.fixed_dictionaries({"good": checkpoints, "damaged": st.just([])}),

@@ -158,7 +158,7 @@ def test_loss_and_metrics_are_those_of_keras_with_sample_weights(train, files, p
 def test_every_mode_takes_a_weighted_table(train, predict, evaluate, sidecar, files, tmp_path):
     """The metrics of an evaluation are those of the run; exports have no weights; predictions need none."""
     run, _ = files
-    result, folder = train(*run, "evaluation=exact", "export.at_end=true", "data.audit=true")
+    result, folder = train(*run, "evaluation=exact", "export.at_end=true")
     expected = {name.removeprefix("val_"): value for name, value in result["metrics"].items() if "val_" in name}
     (exported,) = (folder.path / "export").iterdir()
     assert [*tf.saved_model.load(str(exported)).signatures["serving_default"].structured_input_signature[1]] == ["x"]

@@ -198,6 +198,16 @@ def test_shards_may_lie_elsewhere():
     CONTENTS.check("ckpt-1", Contents("Adagrad", TABLE, CONTENTS.slots, [], {}))
 
 
+def test_a_manifest_with_counts_of_applied_examples_is_read_without_them(store):
+    """Checkpoints of earlier versions have them."""
+    path = manifest.path(store.prefix(300))
+    held = json.loads(path.read_text())
+    del held["sha256"]
+    held["position"]["audit"] = "eJz7"
+    path.write_text(json.dumps({**held, "sha256": manifest.digest(held)}))
+    assert store.choose("latest", pytest.fail).position == Position(3, 0)
+
+
 def test_a_manifest_of_another_shape_is_damage(store):
     path = manifest.path(store.prefix(300))
     plain = json.loads(path.read_text())
