@@ -85,11 +85,13 @@ def _placement(state: State, event: Event) -> State:
 
 
 def _tracker(state: State, event: Event) -> State:
-    """Where a tracker has the run. That of MLflow is also at `tracker`, as when there was one tracker only."""
+    """Where a tracker has the run, by the name of the tracker; the place in MLflow is also at `tracker`."""
     record = dict(event.data)
-    name = record.pop("name", None)
-    alone = {"tracker": record} if name is None or record.get("kind") == "mlflow" else {}
-    return alone if name is None else {**alone, "trackers": {**state.get("trackers", {}), name: record}}
+    name = record.pop("name")
+    changed: dict[str, Any] = {"trackers": {**state.get("trackers", {}), name: record}}
+    if record.get("kind") == "mlflow":
+        changed["tracker"] = record
+    return changed
 
 
 def _waits(state: State, event: Event) -> State:

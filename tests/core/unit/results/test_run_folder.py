@@ -26,10 +26,10 @@ def test_run_json_is_whole_at_every_moment_and_knows_no_nan(tmp_path):
     folder = RunFolder.create(tmp_path / "run", raw={"seed": 1})
     folder.reserve()
     folder.emit("ended", status="failed", metrics={"loss": float("nan")})
-    folder.emit("tracker", kind="mlflow")
-    folder.emit("tracker", kind="other")
+    folder.emit("code", commit="a")
+    folder.emit("code", commit="b")
     result = json.loads((folder.path / "run.json").read_text())
-    assert result == {"status": "failed", "metrics": {"loss": None}, "tracker": {"kind": "other"}}
+    assert result == {"status": "failed", "metrics": {"loss": None}, "code": {"commit": "b"}}
     assert [path.name for path in folder.path.iterdir() if path.name.startswith((".run.json", ".reserve"))] == []
 
 
@@ -63,7 +63,7 @@ def test_the_end_of_a_run_is_recorded_on_a_disk_that_is_full(tmp_path, monkeypat
 
     monkeypatch.setattr(files, "write_atomic", full)
     with pytest.raises(RunFolderError):
-        folder.emit("tracker", kind="mlflow")
+        folder.emit("code", commit="a")
     assert (tmp_path / ".reserve").stat().st_size == 64 * 1024
     with contextlib.nullcontext() if recorded else pytest.raises(RunFolderError):
         folder.emit("ended", status="failed")

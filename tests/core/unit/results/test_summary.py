@@ -37,7 +37,6 @@ UNDER_A_KEY = {
     "network": "network",
     "library": "network",
     "replicas": "replicas",
-    "tracker": "tracker",
     "packing": "steps_per_execution",
     "packed": "steps_per_execution",
     "profile": "profile",
