@@ -61,23 +61,31 @@ def of_code(folder: Path, code: Mapping[str, Any], tree: WorkTree, places: Seque
       tree: the repository here.
       places: where Python finds the user's modules.
     """
+    then = recorded.code(folder, code)
+    now = _code_here(code, tree, places)
     found = []
-    then = _commit(code.get("commit"), code.get("dirty"))
-    now = _commit(tree.commit, tree.dirty)
-    if then != now:
-        found.append(Difference("git commit", then, now, matters=False))
-    for name, copy in sorted(mapping(code.get("modules")).items()):
-        inside = Path(copy).relative_to(provenance.MODULES)
-        here = next((place / inside for place in places if (place / inside).is_file()), None)
-        if here is None:
-            found.append(Difference(f"module {name}", "recorded", "not found", matters=False))
-        elif here.read_bytes() != (folder / copy).read_bytes():
-            found.append(Difference(f"module {name}", "recorded", f"changed: {here}", matters=False))
+    for name, (before, here) in recorded.differing(then, now).items():
+        if name in recorded.copies(code) or name == recorded.CHANGES:
+            texts = recorded.lines(before, here)
+        elif name in now:
+            texts = recorded.text(name, before), recorded.text(name, here)
+        else:  # such as the branch, which is no code
+            continue
+        found.append(Difference(name, *texts, matters=False))
     return found
 
 
-def _commit(commit: str | None, dirty: bool | None) -> str:
-    return ABSENT if commit is None else f"{commit[:12]}{' and changes' if dirty else ''}"
+def _code_here(code: Mapping[str, Any], tree: WorkTree, places: Sequence[Path]) -> dict[str, Any]:
+    """As `recorded.code` of a run that had started here with the same modules; see `of_code`."""
+    now: dict[str, Any] = {"commit": tree.commit, "dirty": tree.dirty}
+    if tree.diff:
+        now[recorded.CHANGES] = recorded.decoded(tree.diff)
+    for name, copy in sorted(mapping(code.get("modules")).items()):
+        inside = Path(copy).relative_to(provenance.MODULES)
+        here = next((place / inside for place in places if (place / inside).is_file()), None)
+        if here is not None:
+            now[recorded.module(name)] = recorded.content(here, called=str(here))
+    return now
 
 
 def of_data(then: Mapping[str, Any], now: Mapping[str, Mapping[str, Any] | None]) -> list[Difference]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +22,6 @@ from psrun.runs.report.runs import Run
 from psrun.runs.sweeps import sweep
 
 _MOST_ROWS = 20  # of a section; --json has all
-_COPIES = ("diff", "modules")  # of `code`: paths of files
 _MEASURED = ("steps", "wall_s", "time_to_first_step_s", "examples_per_s", "recoveries")
 
 
@@ -134,41 +132,11 @@ def _code(first: Run, second: Run) -> _Section:
     missing = _missing("code", codes)
     if missing:
         return _Section("code", {}, 0, missing=missing)
-    values = [{name: each[name] for name in each if name not in _COPIES} for each in codes]
+    values = [recorded.code(run.path, each) for run, each in zip((first, second), codes)]
     texts: dict[str, tuple[str, str]] = {}
-    files = [_copies(each) for each in codes]
-    for key in dict.fromkeys([*files[0], *files[1]]):
-        contents = [_content(run, each.get(key)) for run, each in zip((first, second), files)]
-        for value, content in zip(values, contents):
-            value[key] = content
-        texts[key] = _lines(*contents)
+    for name in recorded.copies(codes[0]) | recorded.copies(codes[1]):
+        texts[name] = recorded.lines(values[0].get(name), values[1].get(name))
     return _section("code", values[0], values[1], texts=texts)
-
-
-def _copies(code: Mapping[str, Any]) -> dict[str, str]:
-    """The files that were copied, by what they are: uncommitted changes and the user's modules."""
-    changes = {"uncommitted changes": str(code["diff"])} if code.get("diff") else {}
-    return changes | {f"module {name}": str(path) for name, path in mapping(code.get("modules")).items()}
-
-
-def _content(run: Run, path: str | None) -> str | None:
-    """The content of a copied file; None if the run has none."""
-    if path is None:
-        return None
-    try:
-        return (run.path / path).read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        return f"{path} cannot be read: {error.strerror}"
-
-
-def _lines(first: str | None, second: str | None) -> tuple[str, str]:
-    """The number of lines of two files, and of those that were changed."""
-    if first is None or second is None:
-        one, other = (ABSENT if each is None else f"{len(each.splitlines()):,} lines" for each in (first, second))
-        return one, other
-    marks = [line[0] for line in difflib.ndiff(first.splitlines(), second.splitlines())]
-    changed = f"(+{marks.count('+')} -{marks.count('-')})"
-    return f"{len(first.splitlines()):,} lines", f"{len(second.splitlines()):,} lines {changed}"
 
 
 def _environment(first: Run, second: Run) -> _Section:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from math import isclose
+from pathlib import Path
 from typing import Any
 
 from rich.filesize import decimal
@@ -13,6 +15,8 @@ from psrun.runs.report import rows
 
 ABSENT = "-"  # what is shown for a value that a run does not have
 MEMORY = "hardware memory_bytes"
+CHANGES = "uncommitted changes"
+_COPIES = ("diff", "modules")  # of `code`: paths of files
 _TOLERANCES = {MEMORY: 0.01}  # relative; a kernel keeps a little more or less memory for itself
 _DIGITS = 12  # of a hash that are shown
 
@@ -27,6 +31,57 @@ def environment(recorded: Mapping[str, Any]) -> dict[str, Any]:
     for name, version in sorted(mapping(recorded.get("packages")).items()):
         values[f"package {name}"] = version
     return values
+
+
+def copies(facts: Mapping[str, Any]) -> dict[str, str]:
+    """The paths of the files that `code` of run.json names, by what they are: CHANGES, 'module NAME'."""
+    paths: dict[str, str] = {}
+    if facts.get("diff"):
+        paths[CHANGES] = str(facts["diff"])
+    for name, path in mapping(facts.get("modules")).items():
+        paths[module(name)] = str(path)
+    return paths
+
+
+def module(name: str) -> str:
+    """What a copied module is called among the values of `code`."""
+    return f"module {name}"
+
+
+def code(folder: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of the key `code` of run.json by name: commit, dirty and others, then the contents of `copies`.
+
+    Args:
+      folder: of the run.
+      facts: the key `code`.
+    """
+    values = {name: value for name, value in facts.items() if name not in _COPIES}
+    for name, path in copies(facts).items():
+        values[name] = content(folder / path, called=path)
+    return values
+
+
+def content(path: Path, *, called: str) -> str:
+    """The content of a file of text, as `decoded`; or why `called` cannot be read."""
+    try:
+        return decoded(path.read_bytes())
+    except OSError as error:
+        return f"{called} cannot be read: {error.strerror}"
+
+
+def decoded(text: bytes) -> str:
+    """Text of a file; bytes that are not UTF-8 are escaped, so that different files have different texts."""
+    return text.decode("utf-8", errors="backslashreplace")
+
+
+def lines(first: str | None, second: str | None) -> tuple[str, str]:
+    """The numbers of lines of two files, and of changed lines, as text; None for a file that is not there."""
+    if first is None or second is None:
+        one, other = (ABSENT if each is None else f"{len(each.splitlines()):,} lines" for each in (first, second))
+        return one, other
+    marks = [line[0] for line in difflib.ndiff(first.splitlines(), second.splitlines())]
+    changed = f"(+{marks.count('+')} -{marks.count('-')})"
+    return f"{len(first.splitlines()):,} lines", f"{len(second.splitlines()):,} lines {changed}"
 
 
 def file_identity(entry: Mapping[str, Any]) -> Any:

@@ -10,9 +10,10 @@ from recorded_runs import a_run
 from support import run_config
 
 from psrun.errors import ConfigError
+from psrun.results.provenance import WorkTree
 from psrun.runs import reproduction
 from psrun.runs.report.spread import Spread
-from psrun.runs.reproduction import Determinism, Difference, Reproduction, Sample
+from psrun.runs.reproduction import Determinism, Difference, Reproduction, Sample, of_code
 
 EXACT = Determinism(True, "one worker")
 ROUNDED = Determinism(True, "synchronous", rounding=1e-5)
@@ -120,3 +121,28 @@ def test_a_file_in_a_store_differs_by_its_version():
     found = reproduction.of_data(then, now)
     assert [each.what for each in found] == ["data s3://a", "data c"]
     assert found[1].now == "not found"
+
+
+def test_the_code_here_and_the_recorded_code_are_compared_as_two_runs_are(tmp_path):
+    run = tmp_path / "run"
+    project = tmp_path / "project"
+    recorded = {"same": b"a = 1\n", "other": b"a\n\xff\n", "lost": b""}
+    here = {"same": b"a = 1\n", "other": b"a\n\xfe\nb\n"}
+    for folder, contents in ((run / "code" / "modules", recorded), (project, here)):
+        folder.mkdir(parents=True)
+        for name, content in contents.items():
+            (folder / f"{name}.py").write_bytes(content)
+    modules = {name: f"code/modules/{name}.py" for name in recorded}
+    (run / "code" / "dirty.diff").write_text("+a\n")
+    code = {"commit": "abc", "branch": "trunk", "dirty": True, "diff": "code/dirty.diff", "modules": modules}
+    tree = WorkTree("def", "other", dirty=True, diff=b"+a\n+b\n")
+    found = of_code(run, code, tree, [tmp_path / "nowhere", project])
+    assert {each.what: (each.then, each.now) for each in found} == {
+        "commit": ("abc", "def"),
+        "uncommitted changes": ("1 lines", "2 lines (+1 -0)"),
+        "module other": ("2 lines", "3 lines (+2 -1)"),
+        "module lost": ("0 lines", "-"),
+    }
+    assert not any(each.matters for each in found)
+    tree = WorkTree("abc", dirty=False)
+    assert {each.what: each.now for each in of_code(run, code, tree, [])}["uncommitted changes"] == "-"
