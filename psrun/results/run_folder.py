@@ -344,7 +344,7 @@ def cannot_be_made(folder: Path, error: OSError) -> PsrunError:
     if error.errno in CANNOT_GROW:
         return RunFolderError(folder, error)
     for run in (folder, *folder.parents):
-        if (run / RESULT).exists():
+        if RunFolder(run).has_run:
             message = f"{run} cannot be written to: {error.strerror or error}; resume a copy of it"
             return ConfigError([Problem("resume", message)])
     return wrong_folder("hydra.run.dir", folder, error)

@@ -235,7 +235,7 @@ def process_of(path: Path, result: Mapping[str, Any]) -> psutil.Process | None:
     try:
         os_process = psutil.Process(result["process"]["pid"])
         # A process that was created after the file was written only reuses the number.
-        written_s = max(reading.changed_s(path / name) for name in (RESULT, SWEEP))
+        written_s = max(result_changed_s(path), reading.changed_s(path / SWEEP))
         is_other = os_process.create_time() > written_s + 1
         return None if is_other or os_process.status() == psutil.STATUS_ZOMBIE else os_process
     except psutil.NoSuchProcess:
@@ -246,6 +246,14 @@ def is_here(result: Mapping[str, Any]) -> bool:
     """Whether the process ids of the run are valid in this process: the same host and PID namespace."""
     recorded = reading.mapping(result.get("process"))
     return {name: recorded.get(name) for name in ("host", "pid_namespace")} == process.place()
+
+
+def result_changed_s(path: Path) -> float:
+    """When the result of the run in the folder `path` changed last, as of `time.time`; 0 if no run has begun there.
+
+    A run.json that is lost is as old as the events that it is rebuilt from.
+    """
+    return reading.changed_s(path / RESULT) or reading.changed_s(path / METRICS)
 
 
 def _written_s(path: Path) -> float:

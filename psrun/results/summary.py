@@ -118,10 +118,17 @@ def _evaluation(state: State, event: Event) -> State:
 
 
 def _checkpoints(state: State, event: Event) -> State:
-    """All existing good checkpoints, and all that were found damaged, by step."""
-    damaged = [row for row in state.get("checkpoints", []) if not row["good"]]
-    rows = [*damaged, *event.data["damaged"], *event.data["good"]]
-    return {"checkpoints": sorted(rows, key=lambda row: row["step"])}
+    """All existing good checkpoints, and all that were found damaged, by step.
+
+    The event has the rows that were added, and the steps of the good checkpoints that are gone.
+    """
+    rows = []
+    for row in state.get("checkpoints", []):
+        if not row["good"] or row["step"] not in event.data["removed"]:
+            rows.append(row)
+    rows += event.data["damaged"]
+    rows += event.data["good"]
+    return {"checkpoints": sorted(rows, key=lambda row: (row["step"], row["good"]))}
 
 
 def _recovery(state: State, event: Event) -> State:

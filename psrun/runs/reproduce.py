@@ -27,7 +27,7 @@ from psrun.errors import ConfigError, ExitCode, Problem
 from psrun.results import found, provenance, recorded_config, run_state
 from psrun.results.journal import METRICS, EventReader
 from psrun.results.reading import loaded, mapping
-from psrun.results.run_folder import CONFIG, HYDRA, RESULT, RunFolder, cannot_be_made, flat, write_config
+from psrun.results.run_folder import CONFIG, HYDRA, RunFolder, cannot_be_made, flat, write_config
 from psrun.runs import reproduction
 from psrun.runs.reproduction import Difference, Reproduction, Sample
 from psrun.runs.sweeps.sweep import RECORD as SWEEP
@@ -127,13 +127,15 @@ class _Record:
         run_state.existing(path)
         path = path.resolve()
         if os.path.exists(path / SWEEP):
-            job = next((each.name for each in sorted(path.iterdir()) if os.path.exists(each / RESULT)), "0")
+            job = next((each.name for each in sorted(path.iterdir()) if RunFolder(each).has_run), "0")
             raise ConfigError(f"{path} holds a sweep; name one of its jobs, such as {path / job}")
-        result, problem = loaded(path / RESULT)
+        state = run_state.look(path)
+        result = state.result
+        problem = state.problem
         if problem or not os.path.exists(path / CONFIG):
             raise ConfigError(f"there is no run in {path}: {problem or f'no {CONFIG}'}; name a run folder")
         mode = result.get("mode")
-        outcome = run_state.look(path).outcome
+        outcome = state.outcome
         if mode != "train" or outcome != "completed" or not reproduction.metrics(result):
             what = (
                 f"mode={mode}"

@@ -19,7 +19,6 @@ from psrun import process
 from psrun.config import choices
 from psrun.errors import ExitCode, PsrunError
 from psrun.results import found, reading, run_state, submitted_run
-from psrun.results.run_folder import RESULT
 from psrun.results.run_state import GONE
 from psrun.runs import states
 from psrun.runs.report import runs
@@ -122,7 +121,10 @@ class _Stopped:
 
     def hint(self, end: str) -> str:
         """How to continue what was stopped or killed, and has ended as `end` says."""
-        now, _ = reading.loaded(self.folder / (RECORD if self.is_sweep else RESULT))
+        if self.is_sweep:
+            now, _ = reading.loaded(self.folder / RECORD)
+        else:
+            now, _ = _result(self.folder)
         if now.get("status") != "interrupted" and not end.startswith(GONE):
             return ""
         command = found.resume_command(self.folder)

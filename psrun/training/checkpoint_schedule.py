@@ -104,9 +104,16 @@ class CheckpointSchedule:
             self._folder.emit("best_checkpoint", best_checkpoint=self._checkpoints.store.best())
 
     def _record(self, steps: list[int], *, damaged: Sequence[int] = ()) -> None:
-        """Records the existing checkpoints, in order; damaged ones stay in the list."""
+        """Records what has changed since the last record: checkpoints that are new, removed or damaged.
+
+        Args:
+          steps: of all existing checkpoints.
+        """
         store = self._checkpoints.store
         aside = store.folder / SET_ASIDE
         bad = [{"path": str(aside / f"{PREFIX}-{step}"), "step": step, "good": False} for step in damaged]
         good = [{"path": store.prefix(step), "step": step, "good": True} for step in steps]
-        self._folder.emit("checkpoints", good=good, damaged=bad)
+        recorded = [row for row in self._folder.stored().get("checkpoints", []) if row["good"]]
+        added = [row for row in good if row not in recorded]
+        removed = [row["step"] for row in recorded if row not in good]
+        self._folder.emit("checkpoints", good=added, damaged=bad, removed=removed)

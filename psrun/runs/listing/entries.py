@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from psrun.results import found, reading, run_name, run_state
-from psrun.results.run_folder import CONFIG, RESULT, flat
+from psrun.results.run_folder import CONFIG, flat
 from psrun.results.run_state import UNKNOWN, printable
 from psrun.runs.report import rows, runs
 from psrun.runs.report.rows import Row
@@ -242,7 +242,7 @@ def _ended(sweep: Sweep, folder: str, inside: Sequence[Entry]) -> SweepState:
 
 
 def _job(job: Job, entry: Entry | None) -> Job:
-    if entry is None or not os.path.exists(os.path.join(entry.path, RESULT)):  # it has not started
+    if entry is None or not run_state.result_changed_s(Path(entry.path)):  # it has not started
         return Job(job.number, job.overrides, job.folder)
     return Job(job.number, job.overrides, job.folder, status=entry.row["status"], metrics=entry.row["metrics"])
 

@@ -143,7 +143,7 @@ def _slot(sweep: Sweep, elsewhere: bool) -> Iterator[bool]:
 
 def can_resume(raw: Mapping[str, Any], folder: Path) -> bool:
     """Whether the job with the configuration `raw` can resume instead of starting from the beginning."""
-    return raw["checkpoint"]["kind"] != "none" and raw["mode"] == "train" and (folder / RESULT).exists()
+    return raw["checkpoint"]["kind"] != "none" and raw["mode"] == "train" and RunFolder(folder).has_run
 
 
 def _run(folder: Path, sweep: Sweep, elsewhere: bool, start_process: StartProcess) -> None:

@@ -22,7 +22,7 @@ from psrun.config.run_config import RunConfig, SweepKeys
 from psrun.errors import ConfigError, ExitCode, Interrupted, Problem, SweepError
 from psrun.launch.child_processes import ForkServer, start_alone
 from psrun.results import recorded_config, run_state
-from psrun.results.run_folder import PRUNED, RESULT, SEARCH_STATES, RunFolder, write_config
+from psrun.results.run_folder import PRUNED, SEARCH_STATES, RunFolder, write_config
 from psrun.runs.sweeps import jobs
 from psrun.runs.sweeps.sweep import END, KILL, RECORD, Job, Sweep, cannot_be_written, distinguishing
 from psrun.runs.watch.sweep import SweepMonitor
@@ -190,7 +190,7 @@ class SweepRunner:
         sweep.plan(planned)
         try:
             for each in remaining:
-                if not jobs.can_resume(each.raw, each.folder) and (each.folder / RESULT).exists():
+                if not jobs.can_resume(each.raw, each.folder) and RunFolder(each.folder).has_run:
                     shutil.rmtree(each.folder)
                 each.folder.mkdir(parents=True, exist_ok=True)
                 write_config(each.folder, raws[each.number])

@@ -23,7 +23,7 @@ from psrun import files, process
 from psrun.errors import CANNOT_GROW, ConfigError, Problem, SweepError
 from psrun.results import reading, run_state
 from psrun.results.events import Progress
-from psrun.results.run_folder import OVER, PAUSED, PRUNED, RESULT, SEARCH_STATES, RunFolder, wrong_folder
+from psrun.results.run_folder import OVER, PAUSED, PRUNED, SEARCH_STATES, RunFolder, wrong_folder
 from psrun.runs.states import STARTING, WAITING, state
 
 RECORD = run_state.SWEEP
@@ -113,7 +113,7 @@ class Sweep:
         record, problem = reading.loaded(path / RECORD)
         if problem or "arguments" not in record:
             reason = problem or f"{RECORD} has no arguments"
-            hint = "; it holds a run: use psrun resume=... without -m" if os.path.exists(path / RESULT) else ""
+            hint = "; it holds a run: use psrun resume=... without -m" if RunFolder(path).has_run else ""
             raise ConfigError([Problem("resume", f"there is no sweep in {path} ({reason}){hint}")])
         return cls.from_record(path, record)
 

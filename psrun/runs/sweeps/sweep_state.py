@@ -13,7 +13,7 @@ from pathlib import Path
 from psrun import files
 from psrun.errors import PsrunError
 from psrun.results import reading, run_state
-from psrun.results.run_folder import OVER, RESULT, SEARCH_STATES, RunFolder
+from psrun.results.run_folder import OVER, SEARCH_STATES, RunFolder
 from psrun.results.run_state import GONE
 from psrun.runs.states import STARTING, WAITING
 from psrun.runs.sweeps.sweep import (
@@ -157,7 +157,7 @@ class SweepReader:
 
     def _job(self, path: Path, job: Job) -> Job:
         """The state of a job, which is `job` before it starts."""
-        stamp_s = reading.changed_s(path / RESULT)
+        stamp_s = run_state.result_changed_s(path)
         recorded = self._sweep.jobs.get(job.number) if self._sweep and job.number is not None else None
         if self._sweep and recorded and self._sweep.was_removed(recorded):
             return recorded

@@ -76,9 +76,11 @@ CASES = [
      {"metrics": {"loss": 1.0, "val_auc": 0.7}, "evaluation": {"step": 7, **EVALUATION}}),
     ("evaluation", {"metrics": {"val_old": 1.0}}, {**EVALUATION, "path": "7-exact.json"},
      {"metrics": {"val_auc": 0.7}, "evaluation": {"step": 7, **EVALUATION}}),
-    ("checkpoints", {"checkpoints": [GOOD]}, {"good": [{**GOOD, "step": 3}], "damaged": [DAMAGED]},
+    ("checkpoints", {"checkpoints": [GOOD]}, {"good": [{**GOOD, "step": 3}], "damaged": [DAMAGED], "removed": [2]},
      {"checkpoints": [DAMAGED, {**GOOD, "step": 3}]}),
-    ("checkpoints", {"checkpoints": [DAMAGED]}, {"good": [GOOD], "damaged": []}, {"checkpoints": [DAMAGED, GOOD]}),
+    ("checkpoints", {"checkpoints": [DAMAGED, GOOD]}, {"good": [{**GOOD, "step": 1}], "damaged": [], "removed": [1]},
+     {"checkpoints": [DAMAGED, {**GOOD, "step": 1}, GOOD]}),
+    ("checkpoints", {}, {"good": [GOOD], "damaged": [], "removed": []}, {"checkpoints": [GOOD]}),
     ("waits", {"consistency": {"mode": "ssp", "waited_s": {"worker-0": 0.5}}},
      {"epoch": 2, "waited_s": {"worker-0": 1.0}}, {"consistency": {"mode": "ssp", "waited_s": {"worker-0": 1.0}}}),
     ("trained", {"time_to_first_step_s": 3.0}, {"time_to_first_step_s": 9.0},
@@ -142,6 +144,7 @@ def test_a_run_json_that_is_lost_is_what_the_events_add_up_to(tmp_path):
     assert RunFolder(tmp_path).stored() == result
     assert (result["status"], result["wall_s"]) == ("failed", 2.5)
     assert run_state.look(tmp_path).status == "failed"
+    assert run_state.result_changed_s(tmp_path) > 0
     with pytest.raises(ConfigError):
         RunFolder.create(tmp_path, raw={})
 
