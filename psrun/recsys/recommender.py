@@ -36,7 +36,7 @@ def run(run_config: RunConfig, context: TaskContext) -> None:
     folder = context.folder
     reporter = Reporter([context.console], started_s=context.started_s)
     with Chief(run_config, replace(context, topology=None), reporter) as chief:
-        source = load.load_source(run_config, folder.stored().get("data"), chief.preparing, folder.whole.path)
+        source = load.load_source(run_config, folder.stored().get("data"), chief.preparing, folder.root.path)
         report_differences(source, folder, reporter, run_config.mode)
         run_config = load.planned(run_config, source)
         loaded = load_model.load(run_config, source, Store(folder.checkpoints), reporter.warn)

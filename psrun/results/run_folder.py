@@ -48,13 +48,13 @@ class RunFolder(Journal):
     change, and nothing but this class writes it. One process at a time does; others add events to `journal`.
 
     Attributes:
-      whole: the folder of the whole run if this folder belongs to one of its tasks; else this folder.
+      root: the folder of the whole run if this folder belongs to one of its tasks; else this folder.
       earlier: the run as the process before this one left it; None without one.
     """
 
-    def __init__(self, path: Path, whole: RunFolder | None = None) -> None:
+    def __init__(self, path: Path, root: RunFolder | None = None) -> None:
         super().__init__(path)
-        self.whole = whole or self
+        self.root = root or self
         self.earlier: Earlier | None = None
         self._result: dict[str, Any] = {}
         self._is_complete = False  # whether metrics.jsonl is known to add up to run.json
@@ -65,12 +65,12 @@ class RunFolder(Journal):
         if cls(path).has_run:
             message = f"{path} holds a run already; choose another folder, or resume the run"
             raise ConfigError([Problem("hydra.run.dir", message)])
-        folder = cls.join(path)
+        folder = cls.open(path)
         write_config(path, raw)
         return folder
 
     @classmethod
-    def hold(cls, path: Path, *, within_s: float = 0.0, resumes: bool = False) -> None:
+    def lock(cls, path: Path, *, within_s: float = 0.0, resumes: bool = False) -> None:
         """Locks the folder until this process ends; waits up to `within_s` seconds for another process.
 
         Args:
@@ -79,12 +79,12 @@ class RunFolder(Journal):
         Raises:
           ConfigError: another process has locked it, or nothing can be written there.
         """
-        cls.join(path)
+        cls.open(path)
         if not files.hold(path, within_s=within_s):
             raise ConfigError([in_use(path, resumes=resumes)])
 
     @classmethod
-    def join(cls, path: Path) -> RunFolder:
+    def open(cls, path: Path) -> RunFolder:
         """The folder of a run; another process may have created it. Raises ConfigError, or RunFolderError if full."""
         try:
             for folder in ("logs", "tensorboard"):
@@ -94,7 +94,7 @@ class RunFolder(Journal):
         return cls(path)
 
     @classmethod
-    def take_over(cls, path: Path, *, completed: bool = False, raw: Mapping[str, Any] | None = None) -> RunFolder:
+    def resume(cls, path: Path, *, completed: bool = False, raw: Mapping[str, Any] | None = None) -> RunFolder:
         """The folder of a resumed run: keeps its result so far.
 
         Args:
@@ -105,7 +105,7 @@ class RunFolder(Journal):
         Raises:
           ConfigError: the run in it is over, or the folder cannot be written.
         """
-        folder = cls.join(path)
+        folder = cls.open(path)
         written_s = max(map(reading.changed_s, (path / RESULT, folder.metrics)))
         folder.earlier = Earlier(folder.stored(), written_s)
         status = folder.earlier.result.get("status")
@@ -279,7 +279,7 @@ class RunFolder(Journal):
             reserve.unlink()
             write()
 
-    def reserve(self) -> None:
+    def reserve_disk_space(self) -> None:
         """Takes disk space with which the end of the run can be recorded on a disk that is full by then."""
         with contextlib.suppress(OSError):
             (self.path / _RESERVE).write_bytes(bytes(_RESERVE_BYTES))

@@ -67,7 +67,7 @@ class Chief:
         # Also if this is the only process: a sweep shows its progress. A running run has its own heartbeat.
         if self.topology is not None or run_config.mode == "train":
             me = CHIEF if self.topology is None else self.topology.me
-            self._heartbeat = task_files.HeartbeatWriter(self.folder.whole.path, me, self._current_heartbeat)
+            self._heartbeat = task_files.HeartbeatWriter(self.folder.root.path, me, self._current_heartbeat)
             self._heartbeat.start()
 
     def _reserved_port(self) -> PortReservation | None:
@@ -184,7 +184,7 @@ class Chief:
     def _earlier_loss(self) -> Loss | None:
         """The end of the attempt before this one; recorded in case this one does not train either."""
         earlier = self.folder.earlier
-        loss = earlier_loss(earlier, task_files.read(self.folder.whole.path, CHIEF))
+        loss = earlier_loss(earlier, task_files.read(self.folder.root.path, CHIEF))
         if loss is None or earlier is None:
             return None
         self.folder.emit("lost", **asdict(loss))

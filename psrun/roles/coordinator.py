@@ -57,7 +57,7 @@ def run(run_config: RunConfig, context: TaskContext, stop: Stop) -> None:
     sinks = [folder, *tracker_sinks(run_config, folder, warn), context.console]
     reporter = Reporter(sinks, started_s=context.started_s)
     # A replica of synchronous workers has a folder within that of the run.
-    recording = Recording(folder, Path.cwd()) if folder.whole is folder else None
+    recording = Recording(folder, Path.cwd()) if folder.root is folder else None
     with Chief(run_config, context, reporter) as chief:
         _prepare(run_config, context, stop)
         reporter.emit("start", title=run_config.title, run_folder=str(folder.path), notes=run_config.notes)
@@ -67,7 +67,7 @@ def run(run_config: RunConfig, context: TaskContext, stop: Stop) -> None:
             folder.emit("consistency", **run_config.consistency.facts)
         trainer = TRAINERS[run_config.trainer.kind](run_config)
         hooks = Hooks(run_config, folder, reporter)
-        source = load.load_source(run_config, folder.stored().get("data"), chief.preparing, folder.whole.path)
+        source = load.load_source(run_config, folder.stored().get("data"), chief.preparing, folder.root.path)
         stop.raise_if_requested()  # also where something discarded the exception of a signal
         run_config = _planned(run_config, source, reporter, folder)
         _report_data(run_config, source, reporter, folder)
@@ -87,7 +87,7 @@ def _prepare(run_config: RunConfig, context: TaskContext, stop: Stop) -> None:
     if context.topology is not None and isinstance(cluster, choices.MultiWorkerMirrored):
 
         def is_up(task: Task) -> bool:
-            return task_files.read(context.folder.whole.path, task) is not None
+            return task_files.read(context.folder.root.path, task) is not None
 
         strategy.wait_for_tasks(context.topology, is_up, within_s=cluster.restart.start_timeout_s)
     strategy.prepare(cluster, context.topology)
@@ -98,7 +98,7 @@ def _prepare(run_config: RunConfig, context: TaskContext, stop: Stop) -> None:
 def _planned(run_config: RunConfig, source: DataSource, reporter: Reporter, folder: RunFolder) -> RunConfig:
     """The run with all numbers that follow from the data; config.yaml gets them, so that a resumed run keeps them."""
     planned = load.planned(run_config, source, reporter.warn)
-    if planned.raw != run_config.raw and folder.whole is folder:
+    if planned.raw != run_config.raw and folder.root is folder:
         write_config(folder.path, planned.raw)
         values: dict[str, Any] = flat(planned.raw)
         numbers = {key: values[key] for key in FROM_DATA}
@@ -135,7 +135,7 @@ def _train(program: Program, trainer: Trainer, hooks: Hooks, chief: Chief, stop:
             folder.emit("search", state=PAUSED, epoch=run.epoch.number)
         else:
             stop.raise_if_requested()
-            if program.config.export.at_end and folder.whole is folder:
+            if program.config.export.at_end and folder.root is folder:
                 run.monitor.begin("exporting")
                 stop.defer(None)  # an export that is cut short is made again by a resumed run
                 _export(program, folder, reporter)
@@ -161,7 +161,7 @@ def _sampler(run: TrainingRun) -> Sampler | None:
     """Samples what the tasks of the run use; None if nobody asked for it, or another task does."""
     every_s = run.program.config.system.every_s
     folder = run.folder
-    if every_s is None or folder.whole is not folder:
+    if every_s is None or folder.root is not folder:
         return None
 
     def read() -> dict[str, Usage]:
@@ -193,7 +193,7 @@ def _make_run(
     elif (backup := resume.restored_by_trainer(program, trainer, reporter)) is not None:
         start = backup
         policies.go_on(backup.scheduled)
-    lockstep = SynchronizedStop(task_files.stop_marker(folder.whole.path), leads=folder.whole is folder)
+    lockstep = SynchronizedStop(task_files.stop_marker(folder.root.path), leads=folder.root is folder)
     run = TrainingRun(
         program,
         reporter,
@@ -215,7 +215,7 @@ def _schedule(program: Program, folder: RunFolder, reporter: Reporter) -> Checkp
     keys = program.config.checkpoint
     if not isinstance(keys, choices.EpochCheckpoints):
         return None
-    if folder.whole is not folder:  # a replica, whose files are not used: as few as possible
+    if folder.root is not folder:  # a replica, whose files are not used: as few as possible
         keys = replace(keys, max_to_keep=1, best_metric=None)
     checkpoints = Checkpoints(program, Store(folder.checkpoints), keys, reporter.warn)
     return CheckpointSchedule(checkpoints, keys, reporter, folder)

@@ -18,7 +18,7 @@ def run(run_config: RunConfig, folder: RunFolder, console: Console) -> None:
     Raises:
       PsrunError: there is no such checkpoint, or the model cannot be written.
     """
-    source = load.load_source(run_config, folder.stored().get("data"), folder=folder.whole.path)
+    source = load.load_source(run_config, folder.stored().get("data"), folder=folder.root.path)
     warn = warner(console)
     loaded = load_model.load(run_config, source, Store(folder.checkpoints), warn)
     path = export.write(loaded, folder.path / "export", warn)

@@ -25,5 +25,5 @@ def run(run_config: RunConfig, context: TaskContext, stop: Stop) -> None:
     scratch = shared / f"{context.topology.me}-own"
     shutil.rmtree(scratch, ignore_errors=True)  # of the process before this one
     scratch.mkdir()
-    own = RunFolder(scratch, whole=context.folder)
+    own = RunFolder(scratch, root=context.folder)
     coordinator.run(run_config, replace(context, folder=own), stop)

@@ -202,7 +202,7 @@ def _parsed(
         if not RunFolder(path).has_run:
             with contextlib.suppress(ConfigError):  # another task of the run may have recorded the same error first
                 _begun(RunFolder.create(path, raw=raw), raw, overrides, started_s)
-                record_failure(RunFolder.take_over(path), reason, "chief-0", started_s)
+                record_failure(RunFolder.resume(path), reason, "chief-0", started_s)
         raise reason from None
     return run, me
 
@@ -249,15 +249,15 @@ def _undo(run: RunConfig, me: Identity, path: Path) -> Callable[[ExitCode], None
 
 def _folder(run: RunConfig, me: Identity, path: Path) -> RunFolder:
     if not me.owns_folder:
-        return RunFolder.join(path)
+        return RunFolder.open(path)
     if process.SUPERVISOR_PID not in os.environ:
         if me.patience_s:
             task_files.claim(path, me.name, me.start)
-        RunFolder.hold(path, within_s=me.patience_s, resumes=run.resume is not None)
+        RunFolder.lock(path, within_s=me.patience_s, resumes=run.resume is not None)
     if (me.may_find_run or run.resume) and RunFolder(path).has_run:
         if process.SUPERVISOR_PID not in os.environ and task_files.still_beats(path, CHIEF, within_s=me.patience_s):
             raise ConfigError([in_use(path, resumes=run.resume is not None)])
-        folder = RunFolder.take_over(path, completed=run.resume is not None, raw=run.raw)
+        folder = RunFolder.resume(path, completed=run.resume is not None, raw=run.raw)
         write_config(path, run.raw)
         return folder
     return RunFolder.create(path, raw=run.raw)
@@ -272,7 +272,7 @@ def _begun(folder: RunFolder, raw: Mapping[str, Any], overrides: list[str], star
     name = reading.mapping(raw.get("run")).get("name")
     if name is not None and not supervised:
         run_name.write(folder.path, str(name))
-    folder.reserve()
+    folder.reserve_disk_space()
     wall_s = round(time.time() - began_s, 3)
     folder.emit("begun", wall_s=wall_s, mode=raw.get("mode"), started_s=began_s, **here, overrides=overrides)
     return began_s

@@ -219,7 +219,7 @@ class Sidecar:
     def _evaluated(self, name: Any) -> tuple[Evaluation, CheckpointInfo]:
         if self._program is None:
             callback_list = callbacks.made(self._evaluation.callbacks, "evaluation.callbacks")
-            source = load.load_source(self._run, self._folder.stored().get("data"), folder=self._folder.whole.path)
+            source = load.load_source(self._run, self._folder.stored().get("data"), folder=self._folder.root.path)
             planned = load.planned(self._run, source)
             start_afresh(self._run.seed)
             built = build(planned, source, strategy.Distribution(tf.distribute.get_strategy()))

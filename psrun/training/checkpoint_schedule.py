@@ -42,12 +42,12 @@ class CheckpointSchedule:
           CheckpointError: all checkpoints are damaged, or recorded checkpoints are missing.
           ConfigError: the checkpoint has another model or optimizer.
         """
-        whole = self._folder.whole
+        root = self._folder.root
         began_s = time.monotonic()
-        store = Store(whole.checkpoints)
+        store = Store(root.checkpoints)
         checkpoint = self._checkpoints.restore(store)
         if checkpoint is None:
-            recorded = whole.stored().get("checkpoints")
+            recorded = root.stored().get("checkpoints")
             if recorded:
                 raise CheckpointError(
                     f"run.json lists {len(recorded)} checkpoints, but none exist in {store.folder}; to start from "
@@ -55,7 +55,7 @@ class CheckpointSchedule:
                 )
             return None
         self.last_step = checkpoint.step
-        if whole is self._folder:
+        if root is self._folder:
             damaged = store.set_aside()
             self._record(store.steps(), damaged=damaged)
         self._reporter.emit(

@@ -66,7 +66,7 @@ class Hooks:
     def __init__(self, run: RunConfig, folder: RunFolder, reporter: Reporter) -> None:
         self._folder = folder
         self._reporter = reporter
-        configured = run.trainer.hooks if folder.whole is folder else []
+        configured = run.trainer.hooks if folder.root is folder else []
         self._calls = [(hook, targets.bound(hook.target, choices.Hook.PARAMETERS)) for hook in configured]
         self._threads: list[_HookThread] = []
         self._error: Exception | None = None

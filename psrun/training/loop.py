@@ -177,7 +177,7 @@ class TrainingRun:
         self.profiler: StepProfiler | None = None
         self.step_time: StepTime | None = None
         self.epoch = Epoch(self, start.epochs, is_joined=True, is_over=True)
-        self._pause_epoch = folder.whole.pause_epoch  # is written before the process starts
+        self._pause_epoch = folder.root.pause_epoch  # is written before the process starts
         self._feeds = InputPosition(program, start, self.first_step)
         self._join: Callable[[], None] = lambda: None
 
@@ -279,7 +279,7 @@ class TrainingRun:
     def ends_early(self) -> bool:
         """Whether the training is to stop before the next epoch: an evaluation has requested it, or it pauses."""
         # Processes in lockstep would read the request of an evaluation at different steps.
-        return self.is_paused or (self.lockstep is None and self.folder.whole.ends_early())
+        return self.is_paused or (self.lockstep is None and self.folder.root.ends_early())
 
     @property
     def is_paused(self) -> bool:
@@ -293,7 +293,7 @@ class TrainingRun:
         """Why it ends early, in one line; None if it does not."""
         if self.is_paused:
             return f"paused by the search after epoch {self.epoch.number} of {self.num_epochs}"
-        return self.folder.whole.why_ends_early if self.ends_early else None
+        return self.folder.root.why_ends_early if self.ends_early else None
 
     @property
     def stops(self) -> bool:

@@ -176,7 +176,7 @@ class MetricPolicies:
     def _take(self, step: int, metrics: Mapping[str, float]) -> None:
         if not self._stops_elsewhere and self._stopping.reached(metrics):
             reason = self._stopping.reason
-            self._folder.whole.end_early(reason)
+            self._folder.root.end_early(reason)
             self._reporter.emit("early_stopping", step=step, reason=reason)
         if self._lowering.reached(metrics):
             before = float(self._optimizer.learning_rate)
@@ -199,4 +199,4 @@ class MetricPolicies:
 
     def _by_evaluator(self) -> list[tuple[meters.Evaluation, str]]:
         """The evaluations of the evaluator, if a policy needs them."""
-        return list(meters.kept(self._folder.whole.evaluations, self._evaluator)) if self._evaluator else []
+        return list(meters.kept(self._folder.root.evaluations, self._evaluator)) if self._evaluator else []

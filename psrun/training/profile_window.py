@@ -28,8 +28,8 @@ class ProfileWindow:
         self._run = run
         self._first, self._last = steps
         self._name = f"steps-{self._first}-{self._last}"
-        self._folder = run.folder.whole.path
-        is_chief = run.folder.whole is run.folder  # others have their own training
+        self._folder = run.folder.root.path
+        is_chief = run.folder.root is run.folder  # others have their own training
         self._servers = [*topology.servers()] if topology is not None and is_chief and run.lockstep is None else []
         self._own = profiles.OwnProfile(self._folder, CHIEF if topology is None else topology.me)
         self._done = run.first_step  # steps before the last piece
@@ -105,7 +105,7 @@ class ProfileWindow:
             run.warn(f"profile.steps: the profile could not be written: {error}")
             return
         self._report_missing(self._wait(runs=False, within_s=_WRITE_WITHIN_S), "has not written its profile")
-        if run.folder.whole is run.folder:
+        if run.folder.root is run.folder:
             folder = profiles.folder_of(self._folder, self._name)
             tasks = sorted(file.name.partition(".")[0] for file in folder.glob("*.xplane.pb"))
             ended = run.first_step + run.scheduled

@@ -41,7 +41,7 @@ def sidecar():
         shown = io.StringIO()
         console = ConsoleSink(Console(file=shown, width=300))
         config = run_config(*SIDECAR, *overrides)
-        role.run(config, RunFolder.join(folder.path), console, Stop(), me=Task("evaluator", 0))
+        role.run(config, RunFolder.open(folder.path), console, Stop(), me=Task("evaluator", 0))
         return shown.getvalue()
 
     return run

@@ -73,7 +73,7 @@ def tracker_sinks(run: RunConfig, folder: RunFolder, warn: Callable[[str], None]
     Raises:
       ConfigError: the package of a tracker is not installed.
     """
-    if folder.whole is not folder:  # a replica: the chief reports the run
+    if folder.root is not folder:  # a replica: the chief reports the run
         return []
     recorded = flat({name: run.raw[name] for name in parse.RECORDED if name in run.raw})
     decided = {key: value for key, value in recorded.items() if key not in FROM_DATA or value != AUTO}

@@ -58,7 +58,7 @@ def test_a_run_that_was_cut_short_ends_as_if_it_had_not_been(train, trainer, mor
     _, whole = train(*pieces)
     shutil.copytree(whole.path, whole.path.with_name("cut"))
     for step in steps:
-        cut = RunFolder.take_over(whole.path.with_name("cut"))
+        cut = RunFolder.resume(whole.path.with_name("cut"))
         rewind(cut, step)
         result, _ = train(*pieces, into=cut)
         assert result["steps"] == {"applied": 24, "scheduled": 24, "repeated": 0}
@@ -78,11 +78,11 @@ def test_a_training_by_fit_that_ended_early_is_saved_and_has_nothing_to_train(tr
     pieces = (*pieces, *rule, "early_stopping.patience=1", "trainer.epochs=4", "evaluation=validation")
     _, folder = train(*pieces)
     folder.emit("ended", status="completed")
-    result, _ = train(*pieces, into=RunFolder.take_over(folder.path, completed=True))
+    result, _ = train(*pieces, into=RunFolder.resume(folder.path, completed=True))
     assert result["steps"]["applied"] == 2 * STEPS
     assert len(events(folder, "end")) == 2
     assert all(event["ended_early"] for event in events(folder, "end"))
-    again = RunFolder.take_over(folder.path, completed=True, raw={"trainer": {"epochs": 3}})  # other than recorded
+    again = RunFolder.resume(folder.path, completed=True, raw={"trainer": {"epochs": 3}})  # other than recorded
     assert train(*pieces, "trainer.epochs=3", into=again)[0]["steps"]["applied"] == 3 * STEPS
 
 
@@ -120,7 +120,7 @@ def test_a_full_disk_costs_nothing_that_was_complete(train, disk):
     assert before
     assert not remains_and_damage(folder)
     remount("size=1m")
-    result, _ = train(*pieces, into=RunFolder.take_over(folder.path))
+    result, _ = train(*pieces, into=RunFolder.resume(folder.path))
     assert result["steps"]["applied"] == 12 * STEPS
     assert events(folder, "restored")[0]["step"] == before[-1][0]
     assert not remains_and_damage(folder)
@@ -134,11 +134,11 @@ def test_a_disk_that_becomes_read_only_costs_nothing_that_was_complete(train, di
     train(*pieces, "trainer.epochs=1", into=folder)
     remount("ro")
     with pytest.raises(CheckpointError):
-        train(*pieces, into=RunFolder.take_over(folder.path))
+        train(*pieces, into=RunFolder.resume(folder.path))
     assert kept(folder) == [(STEPS, 1, 0)]
     assert not remains_and_damage(folder)
     remount("rw")
-    train(*pieces, into=RunFolder.take_over(folder.path))
+    train(*pieces, into=RunFolder.resume(folder.path))
     assert kept(folder) == [(2 * STEPS, 2, 0)]
 
 
@@ -149,7 +149,7 @@ def test_checkpoints_deleted_during_the_run_are_missed_at_resume(train):
     result, folder = train("cluster=none", removes)  # the last ones were there, and the run is done
     assert result["steps"]["applied"] == 2 * STEPS
     with pytest.raises(CheckpointError):
-        train("cluster=none", "trainer.epochs=3", into=RunFolder.take_over(folder.path))
+        train("cluster=none", "trainer.epochs=3", into=RunFolder.resume(folder.path))
 
 
 @pytest.mark.thorough
@@ -158,7 +158,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_set_aside(train):
     _, folder = train(*pieces)
     data = max(folder.checkpoints.glob(f"ckpt-{2 * STEPS}.data-*"), key=lambda file: file.stat().st_size)
     flipped(data)
-    result, _ = train(*pieces, into=RunFolder.take_over(folder.path))
+    result, _ = train(*pieces, into=RunFolder.resume(folder.path))
     assert events(folder, "restored")[-1]["step"] == STEPS
     assert "ckpt-24 is damaged" in events(folder, "warning")[-1]["message"]
     assert [(row["step"], row["good"]) for row in result["checkpoints"]] == [(12, True), (24, False), (24, True)]
@@ -179,7 +179,7 @@ def test_a_truncated_flipped_or_missing_file_of_any_kind_costs_one_checkpoint(tr
     for name, harm in [*((names[0], harm) for harm in harms), *zip(names[1:], harms, strict=True)]:
         copy = Path(shutil.copytree(folder.path, tmp_path / f"{name}-{harm.__name__}"))
         harm(copy / "checkpoints" / name)
-        _, again = train(*pieces, into=RunFolder.take_over(copy))
+        _, again = train(*pieces, into=RunFolder.resume(copy))
         assert events(again, "restored")[-1]["step"] == STEPS, (name, harm)
         assert commands.main(["diff", str(folder.path), str(copy)]) == ExitCode.DONE  # done again, to the bit
 
@@ -232,13 +232,13 @@ def test_another_learning_rate_holds_from_the_resume_on(train, monkeypatch):
     monkeypatch.setattr(Saves, "at_end", noted)
     pieces = ("cluster=none", "evaluation=none")
     _, folder = train(*pieces, "optimizer.learning_rate=0.05", "trainer.epochs=1")
-    train(*pieces, "optimizer.learning_rate=0.001", into=RunFolder.take_over(folder.path))
+    train(*pieces, "optimizer.learning_rate=0.001", into=RunFolder.resume(folder.path))
     # The rate that a callback has set holds where the configuration is the same as before.
     lowers = "{_target_: tf_keras.callbacks.ReduceLROnPlateau, monitor: loss, patience: 0, min_delta: 9, factor: 0.5}"
     lower = ("trainer=fit", "optimizer.learning_rate=0.001", f"trainer.callbacks=[{lowers}]")
-    train(*pieces, *lower, "trainer.epochs=5", into=RunFolder.take_over(folder.path, completed=True))
+    train(*pieces, *lower, "trainer.epochs=5", into=RunFolder.resume(folder.path, completed=True))
     train(*pieces, "optimizer.learning_rate=0.001", "trainer.epochs=6",
-          into=RunFolder.take_over(folder.path, completed=True))  # fmt: skip
+          into=RunFolder.resume(folder.path, completed=True))  # fmt: skip
     assert rates[:2] == pytest.approx([0.05, 0.001])
     assert rates[2] < 0.001
     assert rates[2] <= rates[3] < 0.001  # callbacks come after the checkpoint of their epoch
@@ -255,5 +255,5 @@ def test_a_callback_that_stops_in_an_epoch_that_was_cut_stops(train, monkeypatch
     rewind(folder, 18)
     assert kept(folder)[-1] == (18, 1, 6)
     monkeypatch.setattr(callbacks, "make", lambda run: [Stops()])
-    result, _ = train(*pieces, into=RunFolder.take_over(folder.path))
+    result, _ = train(*pieces, into=RunFolder.resume(folder.path))
     assert result["steps"]["applied"] == 2 * STEPS

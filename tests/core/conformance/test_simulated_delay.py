@@ -75,7 +75,7 @@ def test_a_recorded_histogram_is_reproduced_with_the_seed_and_after_a_resume(tra
             2 * num_steps * share, abs=sampled + 2 * 6
         )  # an epoch begins without delay
     _, first_epoch = train(*pieces, "trainer.epochs=1")
-    again, resumed = train(*pieces, into=RunFolder.take_over(first_epoch.path, completed=True))
+    again, resumed = train(*pieces, into=RunFolder.resume(first_epoch.path, completed=True))
     assert again["staleness"] == result["staleness"]
     _, other = train(*pieces, "seed=2")
     for name, values in weights(folder).items():

@@ -47,7 +47,7 @@ def test_an_own_loop_on_workers_saves_within_epochs_and_resumes(train, loop, mon
     with pytest.raises(Interrupted):
         train(*given)
     monkeypatch.setattr(TrainingRun, "after_piece", after_piece)
-    folder = RunFolder.take_over(tmp_path / "run0")
+    folder = RunFolder.resume(tmp_path / "run0")
     assert [event["epoch"] for event in events(folder, "epoch")] == [1]
     result, folder = train(*given, into=folder)
     assert result["steps"]["applied"] == 3 * STEPS

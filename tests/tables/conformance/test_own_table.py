@@ -61,7 +61,7 @@ def test_a_table_is_trained_resumed_and_predicted(train, predict, tmp_path):
     assert rate == pytest.approx(0.003 * 0.0669873, rel=1e-5)  # in the third of three epochs
 
     write(path, 1800)  # the file grows; the model, its scales and the side of each row stay
-    again, _ = train(*given, "trainer.epochs=4", into=RunFolder.take_over(folder.path, completed=True))
+    again, _ = train(*given, "trainer.epochs=4", into=RunFolder.resume(folder.path, completed=True))
     assert again["data"]["scales"] == data["scales"]
     assert again["data"]["features"] == features
 

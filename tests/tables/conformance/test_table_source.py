@@ -420,7 +420,7 @@ def test_a_run_keeps_the_guess_and_says_it_once(train, tmp_path):
     assert (folder.path / user["vocabulary"]).read_text().split() == [str(2**63 + 7 * each) for each in range(300)]
     assert result["metrics"]["auc"] > 0.65
     write(path, {"user": [1, 2, 3, 4] * 60, "label": [0, 1, 1, 0] * 60})
-    result, _ = train(*small, "trainer.epochs=2", into=RunFolder.take_over(folder.path, completed=True))
+    result, _ = train(*small, "trainer.epochs=2", into=RunFolder.resume(folder.path, completed=True))
     (features,) = [event["features"] for event in events(folder, "features")]
     assert [row["ids"] for row in features] == ["vocabulary"]
     assert result["steps"]["applied"] == 120

@@ -24,7 +24,7 @@ from psrun.roles import run_process
 
 def test_run_json_is_whole_at_every_moment_and_knows_no_nan(tmp_path):
     folder = RunFolder.create(tmp_path / "run", raw={"seed": 1})
-    folder.reserve()
+    folder.reserve_disk_space()
     folder.emit("ended", status="failed", metrics={"loss": float("nan")})
     folder.emit("code", commit="a")
     folder.emit("code", commit="b")
@@ -53,7 +53,7 @@ def test_a_full_disk_is_reported_with_the_folder_and_passes_for_an_os_error(tmp_
 @pytest.mark.parametrize(("code", "recorded"), [(errno.ENOSPC, "failed"), (errno.EDQUOT, "failed"), (errno.EACCES, "")])
 def test_the_end_of_a_run_is_recorded_on_a_disk_that_is_full(tmp_path, monkeypatch, code, recorded):
     folder = RunFolder.create(tmp_path, raw={})
-    folder.reserve()
+    folder.reserve_disk_space()
     write = files.write_atomic
 
     def full(path, text, **options):
@@ -85,7 +85,7 @@ def test_a_run_that_is_running_is_not_started_again(tmp_path, resumes, key):
     held = files.lock(tmp_path)
     try:
         with pytest.raises(ConfigError) as refused:
-            RunFolder.hold(tmp_path, resumes=resumes)
+            RunFolder.lock(tmp_path, resumes=resumes)
     finally:
         os.close(held)
     (problem,) = refused.value.problems
@@ -262,7 +262,7 @@ def test_a_run_that_ended_early_trains_on_only_with_another_rule_or_length(tmp_p
     folder = RunFolder.create(tmp_path / "run", raw=raw)
     folder.end_early("val_auc has not improved in 2 evaluations")
     folder.emit("ended", status="completed")
-    again = RunFolder.take_over(folder.path, completed=True, raw={**raw, **changes})
+    again = RunFolder.resume(folder.path, completed=True, raw={**raw, **changes})
     assert again.ends_early() == ends
 
 

@@ -266,7 +266,7 @@ def run() -> Any:
         distribution=SimpleNamespace(coordinator=None, num_workers=1),
         network=SimpleNamespace(reset_metrics=lambda: None), own_step=None, own_streams=True, iterations=0,
     )  # fmt: skip
-    folder: Any = SimpleNamespace(path=Path("run"), whole=SimpleNamespace(ends_early=lambda: False, pause_epoch=None))
+    folder: Any = SimpleNamespace(path=Path("run"), root=SimpleNamespace(ends_early=lambda: False, pause_epoch=None))
     stop: Any = SimpleNamespace(requested=threading.Event())
     reporter: Any = SimpleNamespace(warn=print)
     return TrainingRun(program, reporter, folder=folder, start=Position(0, steps=3), stop=stop)
