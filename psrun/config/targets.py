@@ -295,8 +295,13 @@ def parameters_of(name: str) -> dict[str, bool]:
 
 
 def checked_by(target: Target) -> str | None:
-    """The dotted name in the attribute `checked_by` of a class; None without one. Does not import the class."""
+    """The dotted name in `checked_by` of a class, or in `CHECKED_BY` beside a function; None without one.
+
+    It is read from the source: nothing is imported.
+    """
     definition = _definition(target, [])
+    if isinstance(definition, ast.FunctionDef):
+        return _literal(target, "CHECKED_BY", None)
     if not isinstance(definition, ast.ClassDef):
         return None
     value = _assigned(definition.body, "checked_by")

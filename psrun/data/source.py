@@ -1,4 +1,4 @@
-"""The interface of a data source. `data._target_` can name any class with these members."""
+"""The interface of a data source. `data._target_` names a class with these members, or a function that returns one."""
 
 from __future__ import annotations
 
@@ -101,7 +101,8 @@ class DataSource(Protocol):
       label_scales: `mean` and `deviation` of labels of a regression among these; optional.
       checked_by: the dotted name of a function that checks the options before TensorFlow is imported, as a string in
         the body of the class; optional. It is in a module that does not import TensorFlow, gets the options of `data`
-        and the names of features that other keys need, by key, and returns a list of `psrun.errors.Problem`.
+        and the names of features that other keys need, by key, and returns a list of `psrun.errors.Problem`. If
+        `data._target_` is a function that returns a source, its module has this name in `CHECKED_BY`.
     """
 
     features: Mapping[str, Feature]

@@ -39,7 +39,7 @@ from psrun.tables.feature_spec import FeatureSpec
 from psrun.tables.notations import Notation
 from psrun.tables.profiles import Profile
 from psrun.tables.proposals import Proposal
-from psrun.tables.rows import TEXT, Layout
+from psrun.tables.rows import TEXT, Layout, LayoutKeys
 
 _LINE = 120  # characters of the longest feature that is written on one line
 _FORMATS = ("csv", "tsv", "parquet", "arrow")  # those with a schema
@@ -82,7 +82,8 @@ def _add_inspect(subcommands: argparse._SubParsersAction[argparse.ArgumentParser
     part.add_argument("--weight", metavar="COLUMN", help="the column with the weights of the examples")
     part.add_argument("--write", type=on_disk, metavar="FILE", help="write the proposal as YAML: conf/data/NAME.yaml")
     part.add_argument("--format", choices=_FORMATS, metavar="NAME", help=f"{', '.join(_FORMATS)}: if no name tells")
-    part.add_argument("--columns", metavar="NAME,NAME,...", help="column names of text without a header")
+    about = "column names of text without a header"
+    part.add_argument("--columns", type=_names, metavar="NAME,NAME,...", help=about)
     part.add_argument("--delimiter", metavar="C", help="field delimiter of text, such as ';'")
     part.add_argument("--decimal-mark", choices=(".", ","), metavar="C", help="of text: '.' or ',', as in 1.521,00 EUR")
     part.add_argument("--time-format", metavar="FORMAT", help="of times in text, such as %%d.%%m.%%Y")
@@ -109,6 +110,10 @@ def _add_synthesize(subcommands: argparse._SubParsersAction[argparse.ArgumentPar
     part.add_argument("--num-files", type=int, metavar="N", default=4, help="number of training files")
     part.add_argument("--gzip", action="store_true", help="compress the files")
     part.add_argument("--seed", type=int, metavar="N", default=1, help="seed of the random numbers")
+
+
+def _names(text: str) -> list[str]:
+    return text.split(",")
 
 
 @contextlib.contextmanager
@@ -171,7 +176,7 @@ def _inspect(
     weight: str | None,
     write: Path | None,
     format: str | None,
-    columns: str | None,
+    columns: list[str] | None,
     delimiter: str | None,
     encoding: str,
     decimal_mark: str | None,
@@ -181,12 +186,12 @@ def _inspect(
     if write is not None and write.exists():
         raise ConfigError(f"{write} exists; choose another name for --write")
     paths = [file for name in names for file in files.find(name)]
-    named = None if columns is None else columns.split(",")
-    wrong = [*text.problems(delimiter, named, encoding), *notations.problems(decimal_mark, time_format)]
+    keys = LayoutKeys(format, delimiter, columns, encoding=encoding)
+    wrong = [*text.problems(keys), *notations.problems(decimal_mark, time_format)]
     if wrong:
         raise ConfigError(wrong)
     notation = Notation(decimal_mark, time_format)
-    layout = formats.layout(paths, format=format, delimiter=delimiter, columns=named, encoding=encoding)
+    layout = formats.layout(paths, keys)
     if layout.format == "tfrecord":
         raise ConfigError("TFRecord files have no schema, because records may differ; write data.features yourself")
     _check_label(paths[0], layout, label)

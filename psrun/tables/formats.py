@@ -16,7 +16,7 @@ from pyarrow import ipc, parquet, types
 from psrun.data import files
 from psrun.errors import ConfigError, DataError, Problem
 from psrun.tables import text
-from psrun.tables.rows import TAB, TEXT, Layout, Rows
+from psrun.tables.rows import TAB, TEXT, Layout, LayoutKeys, Rows
 
 _ROWS_AT_ONCE = 1 << 15
 _BEYOND_INT64 = pa.decimal128(38, 0)  # integers of which some are no int64
@@ -98,20 +98,24 @@ def _convert_first(name: str, conversion: str) -> ConfigError:
     return ConfigError([Problem("data.path", message)])
 
 
-def layout(
-    names: Sequence[str],
-    *,
-    format: str | None = None,
-    delimiter: str | None = None,
-    columns: Sequence[str] | None = None,
-    encoding: str = "utf-8",
-    quoted: bool = True,
-    folders: Sequence[str | None] = (),
-) -> Layout:
-    """How to read files, as the configuration says and, where it says nothing, as their names or first bytes tell."""
-    form = format or detect(names)
-    delimiter = TAB if delimiter == r"\t" else delimiter or TEXT.get(form, ",")
-    return Layout(form, delimiter, quoted, tuple(columns or ()) or None, encoding, tuple(filter(None, folders)))
+def layout(names: Sequence[str], keys: LayoutKeys | None = None, folders: Sequence[str | None] = ()) -> Layout:
+    """How to read files, as the configuration says and, where it says nothing, as their names or first bytes tell.
+
+    Args:
+      keys: of the configuration; None: it says nothing.
+      folders: datasets, in which folders such as year=2026 are columns of their files; None for none.
+    """
+    if keys is None:
+        keys = LayoutKeys()
+    form = keys.format or detect(names)
+    delimiter = keys.delimiter or TEXT.get(form, ",")
+    if delimiter == r"\t":
+        delimiter = TAB
+    named = None
+    if keys.columns:
+        named = tuple(keys.columns)
+    datasets = tuple(folder for folder in folders if folder)
+    return Layout(form, delimiter, keys.quoted, named, keys.encoding, datasets)
 
 
 def columns(name: str, layout: Layout) -> tuple[str, ...] | None:

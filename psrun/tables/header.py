@@ -13,7 +13,7 @@ from psrun.tables import feature_spec, formats, notations, splits, text
 from psrun.tables.columns import ColumnSpec
 from psrun.tables.feature_spec import FeatureSpec
 from psrun.tables.notations import Notation
-from psrun.tables.rows import Layout
+from psrun.tables.rows import Layout, LayoutKeys
 
 LIST_SEPARATOR = "|"  # of the values of a list in a field of text
 _WEIGHT = "data.weight"
@@ -38,23 +38,20 @@ def problems(options: Mapping[str, Any], features: Mapping[str, str]) -> list[Pr
         return []
     if options.get("format") not in (None, *formats.FORMATS):
         return []
-    named = options.get("columns")
-    encoding = str(options.get("encoding", "utf-8"))
-    wrong = list(text.problems(options.get("delimiter"), named, encoding))
+    keys = LayoutKeys(
+        format=options.get("format"),
+        delimiter=options.get("delimiter"),
+        columns=options.get("columns"),
+        quoted=options.get("quoted", True),
+        encoding=str(options.get("encoding", "utf-8")),
+    )
+    wrong = list(text.problems(keys))
     wrong += notations.problems(options.get("decimal_mark"), options.get("time_format"))
     if wrong:
         return wrong
     try:
         names = files.find(path)
-        layout = formats.layout(
-            names,
-            format=options.get("format"),
-            delimiter=options.get("delimiter"),
-            columns=named,
-            encoding=encoding,
-            quoted=options.get("quoted", True),
-            folders=(path, options.get("eval_path")),
-        )
+        layout = formats.layout(names, keys, folders=(path, options.get("eval_path")))
         known = formats.columns(names[0], layout)
     except ConfigError as error:
         return error.problems

@@ -27,6 +27,22 @@ _EVEN = 20  # how much more frequent the most frequent of many classes is, at mo
 
 
 @dataclass(frozen=True)
+class LabelKeys:
+    """The keys of `data` that say what labels and weights are, as `psrun.tables.table.Table` describes them.
+
+    Attributes:
+      names: the columns with labels.
+      vocabulary: `label_vocabulary`.
+    """
+
+    names: tuple[str, ...]
+    task: str | None = None
+    num_classes: int | None = None
+    vocabulary: tuple[str, ...] | tuple[int, ...] | None = None
+    weight: str | None = None
+
+
+@dataclass(frozen=True)
 class Label:
     """The proposed task of a label.
 
@@ -55,6 +71,14 @@ class Label:
         if self.label_vocabulary is not None:
             options["label_vocabulary"] = list(self.label_vocabulary)
         return options
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """What run.json has of the label."""
+        record = self.options
+        if self.decimal_mark is not None:
+            record |= {"decimal_mark": self.decimal_mark, "unit": self.unit}
+        return record
 
 
 def guess(profile: Profile, *, task: str | None = None, num_classes: int | None = None) -> Label:

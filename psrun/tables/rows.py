@@ -14,6 +14,17 @@ TEXT = {"csv": ",", "tsv": TAB}  # and their default delimiters
 
 
 @dataclass(frozen=True)
+class LayoutKeys:
+    """The keys of `data` that say how files are read, as `psrun.tables.table.Table` describes them."""
+
+    format: str | None = None
+    delimiter: str | None = None
+    columns: Sequence[str] | None = None
+    quoted: bool = True
+    encoding: str = "utf-8"
+
+
+@dataclass(frozen=True)
 class Layout:
     """How to read files.
 

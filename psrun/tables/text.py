@@ -17,7 +17,7 @@ from pyarrow import csv as arrow_csv
 
 from psrun.data import files
 from psrun.errors import ConfigError, DataError, Problem
-from psrun.tables.rows import TAB, Layout, Rows
+from psrun.tables.rows import TAB, Layout, LayoutKeys, Rows
 
 _BLOCK_BYTES = 1 << 22  # of text, converted together
 _LONGEST_BYTES = 1 << 30  # of a row
@@ -25,17 +25,24 @@ _ENCODED = pa.dictionary(pa.int32(), pa.string())
 _DELIMITERS = ",;\t|: "
 
 
-def problems(delimiter: str | None, columns: Sequence[str] | None, encoding: str) -> Iterator[Problem]:
-    """The problems of options for text."""
-    if delimiter not in (None, r"\t") and (len(delimiter) != 1 or delimiter in '"\r\n'):
-        message = f"is {delimiter!r}, must be one character, not a quote or a line feed"
+def problems(keys: LayoutKeys) -> Iterator[Problem]:
+    """The problems of the keys for text."""
+    if keys.delimiter is not None and not _may_delimit(keys.delimiter):
+        message = f"is {keys.delimiter!r}, must be one character, not a quote or a line feed"
         yield Problem("data.delimiter", f"{message}; quote it for the shell and for psrun: 'data.delimiter=\";\"'")
-    if columns is not None and len(set(columns)) < max(len(columns), 1):
-        yield Problem("data.columns", f"is {list(columns)}, must list unique column names")
+    if keys.columns is not None and len(set(keys.columns)) < max(len(keys.columns), 1):
+        yield Problem("data.columns", f"is {list(keys.columns)}, must list unique column names")
     try:
-        "".encode(encoding)
+        "".encode(keys.encoding)
     except LookupError as error:
-        yield Problem("data.encoding", f"is {encoding!r}: {error}; use utf-8, latin-1, cp1252, utf-16, ...")
+        message = f"is {keys.encoding!r}: {error}; use utf-8, latin-1, cp1252, utf-16, ..."
+        yield Problem("data.encoding", message)
+
+
+def _may_delimit(delimiter: str) -> bool:
+    if delimiter == r"\t":
+        return True
+    return len(delimiter) == 1 and delimiter not in '"\r\n'
 
 
 def schema(name: str, layout: Layout) -> pa.Schema:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from psrun.tables import formats
 from psrun.tables.rows import TAB, Layout
 from psrun.tables.synthesis import NUM_CATEGORIES, NUM_COUNTS
 from psrun.tables.table import Table
+from psrun.tables.table_source import TableSource
 
 COUNTS = tuple(f"I{number}" for number in range(1, NUM_COUNTS + 1))
 CATEGORIES = tuple(f"C{number}" for number in range(1, NUM_CATEGORIES + 1))
@@ -28,7 +29,30 @@ COLUMNS = ("label", *COUNTS, *CATEGORIES)
 LAYOUT = Layout("tsv", TAB, quoted=False, columns=COLUMNS)
 
 
-class Criteo(Table):
+class CriteoSource(TableSource):
+    """A table whose counts are one feature."""
+
+    def recommended(self, global_batch_size: int | None) -> dict[str, Any]:
+        """Nothing: the configuration of data=criteo has numbers."""
+        return {}
+
+    def _example(self, columns: dict[str, tf.Tensor]) -> tuple[Any, ...]:
+        features, *others = super()._example(columns)
+        counts = tf.concat([features.pop(name) for name in COUNTS], axis=1)
+        return ({"counts": counts, **features}, *others)
+
+
+def Criteo(  # noqa: N802 - configurations and recorded runs name the source so
+    *,
+    path: str,
+    eval_path: str | None = None,
+    vocabulary: str | None = None,
+    num_buckets: int = 100_000,
+    max_bad_rows: int = 0,
+    cache: str | None = None,
+    predicting: bool = False,
+    tell: Callable[[str], None] = lambda text: None,
+) -> CriteoSource:
     """A table without header, in text files that are gzipped if their names end in .gz.
 
     Features are `counts` (13 numbers, 0 for an empty field) and `C1` to `C26` (strings, also empty ones).
@@ -40,58 +64,42 @@ class Criteo(Table):
       num_buckets: ids per category without a vocabulary.
       max_bad_rows: number of malformed rows (fields, label or counts) to skip, with a report; one more is an error.
       cache: the folder for prepared sets, which all workers must see; None for one in the home folder.
-      predicting, tell: as of `Table`.
+      predicting, tell: see `Table`.
 
     Raises:
       ConfigError: `num_buckets` is below 1, `max_bad_rows` below 0, the folder has no vocabulary, or a file is used
         for training and evaluation.
       DataError: a file does not exist or cannot be read to its end, or there are more malformed rows.
     """
-
-    def __init__(
-        self,
-        *,
-        path: str,
-        eval_path: str | None = None,
-        vocabulary: str | None = None,
-        num_buckets: int = 100_000,
-        max_bad_rows: int = 0,
-        cache: str | None = None,
-        predicting: bool = False,
-        tell: Callable[[str], None] = lambda text: None,
-    ) -> None:
-        words, digest = _vocabularies(Path(vocabulary).expanduser().absolute()) if vocabulary else ({}, None)
-        categories = {name: {"dtype": "string"} for name in CATEGORIES}
-        super().__init__(
-            path=path,
-            eval_path=eval_path,
-            label="label",
-            task="binary",
-            features={name: {"default": 0} for name in COUNTS} | categories,
-            format=LAYOUT.format,
-            columns=LAYOUT.columns,
-            quoted=LAYOUT.quoted,
-            num_buckets=num_buckets,
-            max_bad_rows=max_bad_rows,
-            cache=cache,
-            predicting=predicting,
-            tell=tell,
-        )
-        self.features: Mapping[str, Feature] = {"counts": Feature((NUM_COUNTS,), tf.float32, logarithm=True)}
-        for name in CATEGORIES:
-            ids = {"vocabulary": words[name]} if words else {"num_buckets": num_buckets}
-            self.features[name] = Feature((1,), tf.string, **ids)
-        if digest:
-            self.facts = {**self.facts, "vocabulary": digest}
-
-    def recommended(self, global_batch_size: int | None) -> dict[str, Any]:
-        """Nothing: the configuration of data=criteo has numbers."""
-        return {}
-
-    def _example(self, columns: dict[str, tf.Tensor]) -> tuple[Any, ...]:
-        features, *others = super()._example(columns)
-        counts = tf.concat([features.pop(name) for name in COUNTS], axis=1)
-        return ({"counts": counts, **features}, *others)
+    words: dict[str, Path] = {}
+    facts = {}
+    if vocabulary:
+        words, facts["vocabulary"] = _vocabularies(Path(vocabulary).expanduser().absolute())
+    columns: dict[str, Any] = {name: {"default": 0} for name in COUNTS}
+    columns |= {name: {"dtype": "string"} for name in CATEGORIES}
+    table = Table(
+        path=path,
+        eval_path=eval_path,
+        label="label",
+        task="binary",
+        features=columns,
+        format=LAYOUT.format,
+        columns=LAYOUT.columns,
+        quoted=LAYOUT.quoted,
+        num_buckets=num_buckets,
+        max_bad_rows=max_bad_rows,
+        cache=cache,
+        predicting=predicting,
+        tell=tell,
+    )
+    features = {"counts": Feature((NUM_COUNTS,), tf.float32, logarithm=True)}
+    for name in CATEGORIES:
+        if words:
+            features[name] = Feature((1,), tf.string, vocabulary=words[name])
+        else:
+            features[name] = Feature((1,), tf.string, num_buckets=num_buckets)
+    members = {**vars(table), "features": features, "facts": {**table.facts, **facts}}
+    return CriteoSource(**members)
 
 
 def _vocabularies(folder: Path) -> tuple[dict[str, Path], str]:

@@ -10,6 +10,7 @@ import pytest
 import table_files
 
 from psrun.tables.table import Table
+from psrun.tables.table_source import TableSource
 
 pytestmark = pytest.mark.tensorflow
 
@@ -37,19 +38,19 @@ def rows(count: int = NUM_ROWS, **changed: Any) -> dict[str, Any]:
     return columns
 
 
-def table(folder: Path, recorded: Any = None, **options: Any) -> Table:
+def table(folder: Path, recorded: Any = None, **options: Any) -> TableSource:
     given = {"label": "label", "features": FEATURES, "task": "multiclass", "num_classes": 3, **options}
     return Table(path=str(folder / "train.parquet"), cache=str(folder / "cache"), recorded=recorded, **given)
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory) -> tuple[Path, Table]:
+def trained(tmp_path_factory) -> tuple[Path, TableSource]:
     folder = tmp_path_factory.mktemp("trained")
     table_files.write(folder / "train.parquet", rows())
     return folder, table(folder)
 
 
-def later(trained: tuple[Path, Table], name: str, columns: dict[str, Any], **options: Any) -> Table:
+def later(trained: tuple[Path, TableSource], name: str, columns: dict[str, Any], **options: Any) -> TableSource:
     folder, source = trained
     path = table_files.write(folder / f"{name}.parquet", columns)
     return table(folder, source.facts, eval_path=str(path), **options)

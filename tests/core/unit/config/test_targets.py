@@ -169,3 +169,15 @@ def test_an_end_of_a_list_that_is_no_literal_is_an_error(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ConfigError, match="must be a literal"):
         targets.list_ends(targets.Target("computes_ends.model", {}, "model"))
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("Source", "mine.of_class"), ("source", "mine.of_function"), ("Unchecked", None)]
+)
+def test_the_function_that_checks_options_is_known_without_an_import(tmp_path, monkeypatch, name, expected):
+    (tmp_path / "checked.py").write_text(
+        'CHECKED_BY = "mine.of_function"\ndef source(): pass\n'
+        'class Source:\n    checked_by = "mine.of_class"\nclass Unchecked: pass\nraise OSError\n'
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert targets.checked_by(targets.Target(f"checked.{name}", {}, "data")) == expected
