@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, get_args
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from psrun.data.source import DataSource, Task
+from psrun.data.source import DataSource
 from psrun.errors import ConfigError, Problem
 
 KEY = "data.label_vocabulary"
@@ -56,33 +56,6 @@ def fitting(task: str, num_classes: int | None, vocabulary: Sequence[Any]) -> li
     if task == "multiclass" and num_classes not in (None, count):
         return [Problem(KEY, f"has {count} values, but num_classes is {num_classes}; make them equal")]
     return []
-
-
-def description_problems(
-    task: str | None, num_classes: int | None, label_vocabulary: Vocabulary | None
-) -> Iterator[Problem]:
-    """Problems of the keys that describe the label of a table."""
-    if task is not None and task not in get_args(Task):
-        yield Problem("data.task", f"is {task!r}, must be one of {', '.join(get_args(Task))}")
-    if task == "multiclass" and label_vocabulary is None and (num_classes is None or num_classes < 2):
-        yield Problem("data.num_classes", f"is {num_classes}, must be 2 or more with data.task=multiclass")
-    if task != "multiclass" and num_classes is not None:
-        yield Problem("data.num_classes", "requires data.task=multiclass; remove it")
-    if label_vocabulary is not None and task is not None:
-        yield from fitting(task, num_classes, label_vocabulary)
-
-
-def column_problems(
-    names: Sequence[str], task: str | None, num_classes: int | None, vocabulary: Vocabulary | None
-) -> Iterator[Problem]:
-    """Problems of the names of a table's labels, and of keys that only a single label may have."""
-    if not names or len({*names}) < len(names):
-        yield Problem("data.label", f"is {list(names)}, must be a column, or several different ones")
-    if len(names) > 1:
-        for key, value in (("task", task), ("num_classes", num_classes), ("label_vocabulary", vocabulary)):
-            if value is not None:
-                message = "is inferred for each of several labels; set it to null"
-                yield Problem(f"data.{key}", message)
 
 
 def to_class_numbers(source: DataSource, vocabulary: Vocabulary | None) -> Callable[[tf.Tensor], tf.Tensor] | None:

@@ -7,12 +7,12 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import tensorflow as tf
 
-from psrun.data import files as data_files
-from psrun.data import labels as label_checks
+from psrun.data import files
+from psrun.data import labels as data_labels
 from psrun.data.labels import Vocabulary
 from psrun.data.lists import ENDS
 from psrun.data.source import Feature, Task
@@ -219,11 +219,9 @@ class _Findings:
 
 def _check(keys: _Keys, options: preparation.Options) -> None:
     """Raises ConfigError if keys contradict each other, or have values that cannot be."""
-    of_labels = keys.labels
-    described = (of_labels.task, of_labels.num_classes, of_labels.vocabulary)
-    found = list(label_checks.column_problems(of_labels.names, *described))
+    found = [*_problems_of_label_columns(keys.labels)]
     found += text.problems(keys.layout)
-    found += label_checks.description_problems(*described)
+    found += _problems_of_tasks(keys.labels)
     found += _problems_of_numbers(keys.layout.format, keys.num_buckets, options.max_bad_rows)
     found += notations.problems(keys.notation.decimal_mark, keys.notation.time_format)
     _require_none(found)
@@ -233,6 +231,32 @@ def _require_none(problems: Sequence[Problem]) -> None:
     """Raises ConfigError if there are problems."""
     if problems:
         raise ConfigError(problems)
+
+
+def _problems_of_label_columns(keys: LabelKeys) -> Iterator[Problem]:
+    """Problems of the names of labels, and of keys that only a single label may have."""
+    if not keys.names or len(set(keys.names)) < len(keys.names):
+        yield Problem("data.label", f"is {list(keys.names)}, must be a column, or several different ones")
+    if len(keys.names) < 2:
+        return
+    single = {"task": keys.task, "num_classes": keys.num_classes, "label_vocabulary": keys.vocabulary}
+    for key, value in single.items():
+        if value is not None:
+            yield Problem(f"data.{key}", "is inferred for each of several labels; set it to null")
+
+
+def _problems_of_tasks(keys: LabelKeys) -> Iterator[Problem]:
+    """Problems of the keys that describe a single label."""
+    tasks = get_args(Task)
+    if keys.task is not None and keys.task not in tasks:
+        yield Problem("data.task", f"is {keys.task!r}, must be one of {', '.join(tasks)}")
+    has_classes = keys.num_classes is not None and keys.num_classes >= 2
+    if keys.task == "multiclass" and keys.vocabulary is None and not has_classes:
+        yield Problem("data.num_classes", f"is {keys.num_classes}, must be 2 or more with data.task=multiclass")
+    if keys.task != "multiclass" and keys.num_classes is not None:
+        yield Problem("data.num_classes", "requires data.task=multiclass; remove it")
+    if keys.vocabulary is not None and keys.task is not None:
+        yield from data_labels.fitting(keys.task, keys.num_classes, keys.vocabulary)
 
 
 def _problems_of_numbers(format: str | None, num_buckets: int | None, max_bad_rows: int) -> Iterator[Problem]:
@@ -272,12 +296,12 @@ def _files(keys: _Keys, options: preparation.Options, *, overlapping: bool) -> t
       ConfigError: it is both, or a label or the weight is no column.
       DataError: there are no such files, or the first cannot be read.
     """
-    train = data_files.find(keys.path)
+    train = files.find(keys.path)
     evaluation: list[str] = []
     if keys.eval_path:
-        evaluation = data_files.find(keys.eval_path)
-    paths = {data_files.path(name) for name in train}
-    both = [name for name in evaluation if data_files.path(name) in paths]
+        evaluation = files.find(keys.eval_path)
+    paths = {files.path(name) for name in train}
+    both = [name for name in evaluation if files.path(name) in paths]
     if both and not overlapping:
         raise ConfigError([Problem("data.eval_path", f"{both[0]} is also a training file; use separate files")])
     layout = formats.layout([*train, *evaluation], keys.layout, folders=(keys.path, keys.eval_path))
@@ -335,7 +359,8 @@ def _with_evaluation(
     if not evaluation:
         return _Examples(prepared)
     if run.predicting:
-        return _Examples(prepared, *reader.predicting(evaluation, options))
+        evaluated, to_predict = reader.predicting(evaluation, options)
+        return _Examples(prepared, evaluated, to_predict)
     evaluated = reader.prepared(evaluation, options)
     _require_rows(evaluated, evaluation)
     return _Examples(prepared, evaluated)
