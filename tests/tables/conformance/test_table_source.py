@@ -324,7 +324,7 @@ def test_rows_are_prepared_once_and_again_where_a_set_is_not_whole(tmp_path):
 
     def prepared() -> list[float]:
         source = binary(tmp_path / "?.csv", features={"x": {}}, cache=str(cache), tell=messages.append)
-        with ipc.open_file(source._train.path) as file:
+        with ipc.open_file(source.training_rows.path) as file:
             return file.read_all().column("x").to_pylist()
 
     first = prepared()

@@ -65,7 +65,7 @@ def test_features_and_formats_do_not_change_the_split(tmp_path):
 
 def test_equal_rows_are_on_one_side(tmp_path):
     path = write(tmp_path / "rows.csv", [(1, 1, n % 50, n % 2) for n in range(1000)])
-    batches = table(path, split=0.2)._train.in_order(64)
+    batches = table(path, split=0.2).training_rows.in_order(64)
     trained = {x for each in batches.as_numpy_iterator() for x in each[2]["x"][:, 0].tolist()}
     held = held_out(path, split=0.2)
     assert held
@@ -140,7 +140,7 @@ def test_whole_groups_are_held_out(tmp_path):
     path = write(tmp_path / "rows.csv", rows(2000))
     held = {2 * x % 40 for x in held_out(path, split={"by": "group", "column": "user", "fraction": 0.3})}
     assert 4 < len(held) < 22
-    batches = table(path, split={"by": "group", "column": "user", "fraction": 0.3})._train.in_order(64)
+    batches = table(path, split={"by": "group", "column": "user", "fraction": 0.3}).training_rows.in_order(64)
     trained = {2 * x % 40 for each in batches.as_numpy_iterator() for x in each[2]["x"][:, 0]}
     assert not held & trained
     assert held | trained == set(range(40))

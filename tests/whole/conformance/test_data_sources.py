@@ -293,7 +293,10 @@ def test_batches_are_as_the_features_say(case):
 def test_files_of_each_format_have_the_rows_that_were_written(tmp_path, ending):
     """As they are prepared: from there on, all formats are one."""
     case = of_files(ending)(tmp_path)
-    for part, expected in ((case.source._train, case.train), (case.source._evaluation, case.evaluation)):
+    for part, expected in (
+        (case.source.training_rows, case.train),
+        (case.source.evaluation_rows, case.evaluation),
+    ):
         with ipc.open_file(part.path) as file:
             rows = file.read_all().to_pylist()
         listed = [{name: each if isinstance(each, list) else [each] for name, each in row.items()} for row in rows]
