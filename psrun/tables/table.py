@@ -405,7 +405,8 @@ def _source(read: _Read, keys: _Keys, run: _Run) -> TableSource:
         **differences.facts,
     }
     notes = (*inferred.notes, *labels.notes, *split.notes, *differences.notes)
-    warnings = [*rows.warnings, *split.warnings, *weights.warnings, *labels.warnings, *inferred.warnings]
+    warnings = [*rows.warnings, *split.warnings, *weights.warnings]
+    warnings += [*labels.warnings, *inferred.warnings]
     warnings += table_features.unused(features)
     warnings += _unlabeled_warnings(read, run)
     warnings += _class_warnings(read)
@@ -633,38 +634,83 @@ def _only_class(rows: PreparedRows, label_range: Sequence[float] | None, label: 
 
 
 def _difference_findings(read: _Read, features: Mapping[str, Feature], run: _Run) -> _Findings:
-    """How the evaluation rows and, of a run that goes on, the training rows differ from what the run was trained on."""
+    """How rows differ from the rows that the run was trained on: in the evaluation files or on the held-out side, and,
+    of a run that goes on, in the training files.
+    """
     examples = read.examples
-    columns = dict(features)
-    for name in read.labels.to_regress:
-        columns[name] = Feature((1,), tf.float32)
-    label = read.labels.of_classes
-    compare = functools.partial(
-        later_data.differences, features=columns, class_names=read.labels.class_names, label=label
-    )
+    labels = read.labels
+    columns = _with_numbers(features, labels)
     trained = run.recorded.get("trained_on")
     found: dict[str, Differences] = {}
     if trained is None:  # a new run
-        trained = later_data.training_record(examples.training_rows, columns, label)
+        trained = later_data.training_record(examples.training_rows, columns, labels.of_classes)
     elif examples.to_predict is None:
-        found["training"] = compare(examples.training_rows, trained=trained, title="training rows")
-    rows = examples.evaluation_rows
-    to_predict = examples.to_predict
-    if rows is not None and to_predict is not None:
-        if not to_predict.labeled:
-            compare = functools.partial(compare, features=features, label=None)
-        title = "rows to predict"
-        found["evaluation"] = compare(rows, trained=trained, title=title, skipped=to_predict.problems)
-    elif rows is not None:
-        is_sample = examples.evaluation is None
-        is_later = is_sample and read.split.by in ("time", "last")
-        title = "evaluation rows"
-        found["evaluation"] = compare(rows, trained=trained, title=title, is_sample=is_sample, is_later=is_later)
+        found["training"] = later_data.differences(
+            examples.training_rows,
+            columns,
+            trained,
+            title="training rows",
+            label=labels.of_classes,
+            class_names=labels.class_names,
+        )
     notes: tuple[str, ...] = ()
-    if not run.recorded and "evaluation" in found:
-        notes = found["evaluation"].notes
+    evaluated = _evaluation_differences(read, features, trained)
+    if evaluated is not None:
+        found["evaluation"] = evaluated
+        if not run.recorded:
+            notes = evaluated.notes
     warnings: list[str] = []
     for each in found.values():
         warnings += each.warnings
     facts = {"trained_on": trained, "compared": {name: each.facts for name, each in found.items()}}
     return _Findings(facts, notes, tuple(warnings))
+
+
+def _evaluation_differences(
+    read: _Read, features: Mapping[str, Feature], trained: Mapping[str, Any]
+) -> Differences | None:
+    """How the evaluation rows differ from the rows of the training; None if there are none.
+
+    Args:
+      trained: `later_data.training_record` of the run.
+    """
+    examples = read.examples
+    rows = examples.evaluation_rows
+    if rows is None:
+        return None
+    to_predict = examples.to_predict
+    columns = _with_numbers(features, read.labels)
+    label = read.labels.of_classes
+    class_names = read.labels.class_names
+    if to_predict is None:
+        is_held_out = examples.evaluation is None
+        return later_data.differences(
+            rows,
+            columns,
+            trained,
+            title="evaluation rows",
+            label=label,
+            class_names=class_names,
+            is_sample=is_held_out,
+            is_later=is_held_out and read.split.by in ("time", "last"),
+        )
+    if not to_predict.labeled:
+        columns = dict(features)
+        label = None
+    return later_data.differences(
+        rows,
+        columns,
+        trained,
+        title="rows to predict",
+        label=label,
+        class_names=class_names,
+        skipped=to_predict.problems,
+    )
+
+
+def _with_numbers(features: Mapping[str, Feature], labels: Labels) -> dict[str, Feature]:
+    """The features, and the labels that are numbers, which are compared as features are."""
+    columns = dict(features)
+    for name in labels.to_regress:
+        columns[name] = Feature((1,), tf.float32)
+    return columns
