@@ -12,7 +12,7 @@ from unittest import mock
 
 from psrun import errors
 from psrun import parts as offers
-from psrun.cli import commands
+from psrun.cli import command_line
 from psrun.config import groups as files
 from psrun.runs.completion import help_of, parts_of
 
@@ -223,8 +223,8 @@ def _example(key: Key) -> str:
 @mock.patch.dict(os.environ, COLUMNS="80")  # as wide as argparse makes its help
 def _commands() -> str:
     parts = ["# Commands"]
-    for word in commands.words():
-        command = commands.find(word)
+    for word in command_line.command_words():
+        command = command_line.find_command(word)
         text = help_of(command)
         parts += [f"## psrun {word}", _code(text, "text")]
         for part in parts_of(text):

@@ -1,16 +1,20 @@
-"""Atomic writes, removal of folders, locks that the kernel releases with their process, and patterns in paths."""
+"""Files: atomic writes, removal of folders, locks that the kernel releases with their process, patterns in paths, and
+reading what may be missing, damaged, or written by another version of psrun.
+"""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import fcntl
+import json
 import os
 import re
 import secrets
 import shutil
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -155,3 +159,46 @@ def is_locked(path: Path) -> bool:
         return True
     os.close(descriptor)
     return False
+
+
+def as_mapping(value: Any) -> Mapping[str, Any]:
+    """`value` if it is a mapping, else an empty one."""
+    return value if isinstance(value, dict) else {}
+
+
+def as_mappings(value: Any) -> list[Mapping[str, Any]]:
+    """The mappings in `value` if it is a list, else none."""
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+
+
+def as_number(value: Any) -> float | None:
+    """`value` if it is a finite number, else None."""
+    plain = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return value if plain and abs(value) <= sys.float_info.max else None
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Parses JSON; NaN and infinities, which are not valid JSON, become None. Raises ValueError."""
+    return json.loads(text, parse_constant=lambda _: None, parse_float=lambda digits: as_number(float(digits)))
+
+
+def load_mapping(file: Path, parse: Callable[[str], Any] = parse_json) -> tuple[Mapping[str, Any], str]:
+    """The mapping in a file, and in one line why there is none."""
+    try:
+        value = parse(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}, f"no {file.name}"
+    except OSError as error:
+        return {}, f"{file.name} cannot be read: {error.strerror}"
+    except (ValueError, RecursionError) as error:
+        reason = str(error).partition("\n")[0]
+        return {}, f"{file.name} is damaged: {reason}"
+    return (value, "") if isinstance(value, dict) else ({}, f"{file.name} is damaged: it is not a mapping")
+
+
+def changed_s(path: Path) -> float:
+    """When a file or folder was last changed, as of `time.time`; 0 if it does not exist."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0

@@ -2,16 +2,20 @@
 
 A part of psrun is a folder with a module `part`, in which `PART` lists what it offers. Another package lists an object
 of its own in the entry-point group `psrun.parts`. What a part offers is imported at its first use.
+
+Parts offer metrics of evaluation examples that belong together, such as all examples of a user. Keras' metrics add up
+batches; these need examples of several batches at once: an evaluation gathers them, and computes the metrics after the
+last batch.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from psrun.errors import ConfigError, Problem
 
@@ -25,6 +29,15 @@ OWN = {
 }
 _FOLDER = Path(__file__).parent
 _GROUP = "psrun.parts"
+# Earlier names of modules of the core that recorded runs name by `_target_`, and the names of today.
+_MOVED = {
+    "psrun.data.fashion_mnist": "psrun.data.datasets",
+    "psrun.data.features": "psrun.data.datasets",
+    "psrun.data.regression": "psrun.data.datasets",
+    "psrun.models.cnn": "psrun.models.model",
+    "psrun.models.dense": "psrun.models.model",
+    "psrun.models.embedding": "psrun.models.model",
+}
 
 
 @dataclass(frozen=True)
@@ -42,12 +55,12 @@ class Part:
         `psrun.runs.watch.run.RunView`.
       conf: the package with the YAML files of its choices, in folders as in psrun's conf/; empty if they are there. A
         file with the name of one of psrun's is not used.
-      metrics: by name, the class of a `psrun.metrics.gathered.GatheredMetric`, called without arguments. 'ndcg@K' means
+      metrics: by name, the class of a `psrun.parts.GatheredMetric`, called without arguments. 'ndcg@K' means
         the names ndcg@1, ndcg@2 and so on: the class is called with the number.
-      gathering: the function that makes the `psrun.metrics.gathered.Gathering` of a program; it returns None if
+      gathering: the function that makes the `psrun.parts.Gathering` of a program; it returns None if
         evaluations of the program gather no examples.
       outputs: by key, predict.top_k or export.top_k, the function that makes another output than predictions: see
-        `psrun.roles.predictor.run` and `psrun.checkpoint.export.write`.
+        `psrun.roles.checkpoint_modes.run_predict` and `psrun.checkpoint.trained_model.export`.
       rules: the function of a `RunConfig` that yields the problems of its keys for this part, before TensorFlow is
         imported. Only psrun's own parts are asked.
       moved: earlier names of modules that recorded runs name by `_target_`, and the names of today.
@@ -139,7 +152,7 @@ def kinds(group: str) -> list[str]:
     return names
 
 
-def metric(name: str) -> tuple[str, int | None] | None:
+def offered_metric(name: str) -> tuple[str, int | None] | None:
     """The class of the metric with this name that a part offers, and the number in the name; None if none does.
 
     Raises:
@@ -208,9 +221,9 @@ def run_view() -> Any:
 def name_of_today(target: str) -> str:
     """The dotted name of a `_target_` that a run recorded, if its module has another name since; else `target`."""
     module, _, attribute = target.rpartition(".")
-    for part in own():
-        if module in part.moved:
-            return f"{part.moved[module]}.{attribute}"
+    for moved in (_MOVED, *(part.moved for part in own())):
+        if module in moved:
+            return f"{moved[module]}.{attribute}"
     return target
 
 
@@ -229,3 +242,104 @@ def is_missing(module: str) -> bool:
     package, _, rest = module.partition(".")
     name = rest.partition(".")[0]
     return package == "psrun" and name in OWN and not (_FOLDER / name).is_dir()
+
+
+class GatheredMetric:
+    """A metric of gathered examples; a training has none.
+
+    Attributes:
+      name: among the metrics of a run.
+    """
+
+    name: str
+
+
+def gathered_metric(name: str) -> GatheredMetric | None:
+    """The metric that a part offers by a name such as ndcg@10; None if none does.
+
+    Raises:
+      ValueError: the number in the name is missing, or is no positive integer.
+    """
+    offered = offered_metric(name)
+    if offered is None:
+        return None
+    class_name, number = offered
+    arguments = [] if number is None else [number]
+    metric: GatheredMetric = load(class_name)(*arguments)
+    return metric
+
+
+def name_of_output_metric(output: str, metric: GatheredMetric) -> str:
+    """The name of a metric among those of an evaluation.
+
+    Args:
+      output: of the model; '' if metrics are not by output.
+    """
+    return f"{output}_{metric.name}" if output else metric.name
+
+
+class Gathered(Protocol):
+    """The examples that one evaluation gathers."""
+
+    def reset(self) -> None:
+        """Drops all examples, before an evaluation."""
+        ...
+
+    def rows(self, columns: Any, label: Any, prediction: Any, weight: Any) -> Any:
+        """What `add` needs of a batch, a nest of tensors with the examples along the first axis.
+
+        It runs where the model does, perhaps in a graph.
+
+        Args:
+          columns: as `Gathering.columns` returned them.
+          label, prediction, weight: of the examples, or by output; `weight` is () without weights.
+        """
+        ...
+
+    def add(self, rows: Any) -> None:
+        """Adds the rows of a batch, arrays, in the process that has the metrics."""
+        ...
+
+    def result(self, progress: Callable[[], None]) -> tuple[Mapping[str, float | None], Mapping[str, Any]]:
+        """The metrics of all examples.
+
+        Args:
+          progress: called again and again, because it may take long.
+
+        Returns:
+          The metrics by name, None for one that is undefined; they replace Keras' metrics with the same names. And what
+          the evaluation records beside them, JSON by output ('' for the only one).
+
+        Raises:
+          ConfigError: they cannot be computed, as of predictions that are NaN.
+        """
+        ...
+
+
+class Gathering(Protocol):
+    """How evaluations of a program gather examples. It is made before the network is built.
+
+    Attributes:
+      metric_names: the names of the gathered metrics that it computes among those of an evaluation.
+    """
+
+    metric_names: Sequence[str]
+
+    def check(self) -> None:
+        """Raises ConfigError if the data or the model cannot be measured; called before the training."""
+        ...
+
+    def columns(self, features: Mapping[str, Any]) -> Any:
+        """What it needs of the raw features of a batch, a nest of tensors; () for nothing.
+
+        It runs in the input pipeline. Features that are lists are RaggedTensors.
+        """
+        ...
+
+    def begin(self, metrics: Sequence[Any]) -> Gathered:
+        """An object that gathers examples.
+
+        Args:
+          metrics: Keras' metrics of the same evaluation.
+        """
+        ...

@@ -1,15 +1,22 @@
-"""This process: environment variables that TensorFlow needs, where its output goes, signals, and how it ends."""
+"""This process: environment variables for TensorFlow, its output, signals, its network, and how it ends.
+
+TensorFlow's servers listen on all interfaces without authentication. In a private network
+namespace, which has only a loopback interface, no other process reaches them. Linux only; see
+namespaces(7) and netdevice(7).
+"""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import errno
+import fcntl
 import io
 import os
 import resource
 import signal
 import socket
+import struct
 import sys
 import sysconfig
 import threading
@@ -21,7 +28,7 @@ from typing import Any, NoReturn, TextIO
 import setproctitle
 
 from psrun.errors import ConfigError, ExitCode, Interrupted, Problem, final
-from psrun.tf_internals import generated_files
+from psrun.tf_internals import modules
 from psrun.tf_internals.modules import remove_generated_files
 
 VARIABLES = {
@@ -58,6 +65,12 @@ SWEEP_PID = "PSRUN_SWEEP_PID"
 # The first lets two servers share a port silently; the second turns a network failure into a hang without an error; the
 # third makes gRPC abort the process if this machine does not have the strategy.
 UNWANTED = ("TF_GRPC_REUSE_PORT", "TF_PSS_ENABLE_COORDINATION_SERVICE", "GRPC_POLL_STRATEGY")
+_CLONE_NEWNET = 0x40000000
+_CLONE_NEWUSER = 0x10000000
+_SIOCGIFFLAGS = 0x8913
+_SIOCSIFFLAGS = 0x8914
+_IFF_UP = 0x1
+_IFREQ_FLAGS = "16sH22x"
 
 
 def on_signals(handler: Callable[[int, Any], object]) -> None:
@@ -84,8 +97,8 @@ def psrun_command() -> list[str]:
 
 
 def task_command(folder: Path) -> list[str]:
-    """The command that runs a task of the run in `folder`: see `psrun.roles`."""
-    return module_command("psrun.roles", str(folder))
+    """The command that runs a task of the run in `folder`: see `psrun.roles.run_process`."""
+    return module_command("psrun.roles.run_process", str(folder))
 
 
 def set_title(text: str) -> None:
@@ -273,7 +286,7 @@ def end_with_sweep() -> None:
 def leave(code: int) -> NoReturn:
     """Exits immediately: the regular destruction of a ClusterCoordinator takes up to a minute."""
     remove_generated_files()
-    generated_files.remove_own()
+    modules.remove_generated_folder()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):  # such as on a full disk
             stream.flush()
@@ -409,7 +422,7 @@ class Stop:
             try:
                 self._record(interrupted)
             finally:  # the disk may be full
-                generated_files.remove_own()
+                modules.remove_generated_folder()
                 os._exit(interrupted.exit_code)
 
 
@@ -417,3 +430,42 @@ def _start_clock(after_s: float, end: Callable[[int], None], argument: int) -> N
     clock = threading.Timer(after_s, end, [argument])
     clock.daemon = True
     clock.start()
+
+
+def isolate() -> str | None:
+    """Moves this process, and all its later children, into a new network namespace with a loopback interface.
+
+    Call before starting threads: only the calling thread moves, and for users other than root there may be no other.
+
+    Returns:
+      None, or the reason why it was not possible; then nothing has changed.
+    """
+    uid = os.geteuid()
+    gid = os.getegid()
+    try:
+        if uid == 0:
+            _unshare(_CLONE_NEWNET)
+        else:
+            # Users other than root need a user namespace in which they are root; it maps to their identity outside.
+            _unshare(_CLONE_NEWUSER | _CLONE_NEWNET)
+            for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
+                with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
+                    file.write(text)
+        _bring_up("lo")
+    except (OSError, AttributeError) as error:
+        return str(error)
+    return None
+
+
+def _unshare(flags: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(flags) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"unshare: {os.strerror(number)}")
+
+
+def _bring_up(interface: str) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        name = interface.encode()
+        _, flags = struct.unpack(_IFREQ_FLAGS, fcntl.ioctl(sock, _SIOCGIFFLAGS, struct.pack(_IFREQ_FLAGS, name, 0)))
+        fcntl.ioctl(sock, _SIOCSIFFLAGS, struct.pack(_IFREQ_FLAGS, name, flags | _IFF_UP))

@@ -189,17 +189,17 @@ def _configure_threads() -> None:
 @pytest.fixture(scope="session")
 def cluster_spec():
     """Two workers and two parameter servers in this process. TensorFlow cannot stop them: one set for all tests."""
-    from psrun.cluster import inprocess
+    from psrun.cluster import strategy
 
-    return {n: inprocess.start(num_workers=n, num_ps=2) for n in (1, 2)}
+    return {n: strategy.start_in_process(num_workers=n, num_ps=2) for n in (1, 2)}
 
 
 @pytest.fixture(scope="session")
 def replicated_spec():
     """One worker with three parts of the CPU, which stand for GPUs, and two parameter servers."""
-    from psrun.cluster import inprocess
+    from psrun.cluster import strategy
 
-    return inprocess.start(num_workers=1, num_ps=2, num_replicas=3)
+    return strategy.start_in_process(num_workers=1, num_ps=2, num_replicas=3)
 
 
 @pytest.fixture(scope="session")
@@ -212,8 +212,8 @@ def trainings(cluster_spec, images, request):
     from psrun.process import Stop
     from psrun.results.console import ConsoleSink
     from psrun.results.run_folder import RunFolder
-    from psrun.roles import coordinator
-    from psrun.roles.task_context import TaskContext
+    from psrun.roles import chief
+    from psrun.roles.table import TaskContext
 
     def run(
         path: Path, *overrides: str, num_workers: int = 2, into: RunFolder | None = None
@@ -234,7 +234,7 @@ def trainings(cluster_spec, images, request):
 
         console = ConsoleSink(Console(file=io.StringIO(), width=200))
         tf_keras.backend.reset_uids()  # names are those of a process of its own
-        coordinator.run(config, TaskContext(folder, console, time.time(), connect=connect), Stop())
+        chief.run(config, TaskContext(folder, console, time.time(), connect=connect), Stop())
         return json.loads((folder.path / "run.json").read_text()), folder
 
     return lambda path: functools.partial(run, path)
@@ -255,8 +255,8 @@ def predict(cluster_spec):
     """Predicts in this process; returns what it prints."""
     from psrun.cluster import strategy
     from psrun.results.console import ConsoleSink
-    from psrun.roles import predictor
-    from psrun.roles.task_context import TaskContext
+    from psrun.roles import checkpoint_modes
+    from psrun.roles.table import TaskContext
 
     def run(folder, *overrides: str) -> str:
         config = run_config(*overrides, "mode=predict", f"resume={folder.path}")
@@ -266,7 +266,7 @@ def predict(cluster_spec):
         def connect(cluster, partitioner, topology):
             return strategy.parameter_servers(cluster_spec[2], partitioner)
 
-        predictor.run(config, TaskContext(folder, console, time.time(), connect=connect))
+        checkpoint_modes.run_predict(config, TaskContext(folder, console, time.time(), connect=connect))
         return printed.getvalue()
 
     return run

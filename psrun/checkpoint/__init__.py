@@ -1,1 +1,1 @@
-"""Checkpoints: their content (`manifest`), their folder (`store`), saving and restoring (`checkpoints`)."""
+"""Checkpoints: their files (`storage`), saving and restoring (`checkpoints`), and what is made of them."""

@@ -1,23 +1,185 @@
-"""Saves and restores the checkpoints of a program, when no step runs."""
+"""Checkpoints by the names of variables and tables: saved, restored and compared.
+
+They fit every way in which tables are stored. A program saves and restores its own when no step
+runs. Two checkpoints are compared value by value, in pieces. TensorFlow reads the whole stored
+shard for each piece of it: pieces are as large as memory allows.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+import math
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import tensorflow as tf
+import tf_keras
 
-from psrun.checkpoint import manifest
-from psrun.checkpoint.logical import LogicalCheckpoint, adapted
-from psrun.checkpoint.manifest import Contents, Manifest, Position
-from psrun.checkpoint.store import PREFIX, Store
+from psrun.checkpoint import storage
+from psrun.checkpoint.storage import PREFIX, Contents, Manifest, Position, Store, digest
 from psrun.config import choices
 from psrun.errors import CheckpointError, ConfigError, Problem
-from psrun.program import inventory
-from psrun.program.compiled_model import Program
-from psrun.program.monitored import check_metric
-from psrun.tf_internals import messages
-from psrun.tf_internals.checkpoints import point_to
+from psrun.files import is_pattern
+from psrun.program import build, embeddings
+from psrun.program.compiled_model import Program, check_monitored_metric
+from psrun.tf_internals import checkpoints, messages, names
+from psrun.tf_internals.checkpoints import TableView, point_to, values_in_checkpoint
+from psrun.tf_internals.keras import layers_within
+from psrun.tf_internals.strategies import shards_of, variables_of
 from psrun.tf_internals.tracing import unconverted
+
+_LINK_NAME = "checkpoint"
+# The learning rate of an optimizer, or the present one of a schedule: a run that goes on may replace one by the other.
+_RATE = re.compile(r"optimizer/(.+/)?(_learning_rate|_current_learning_rate)/\.ATTRIBUTES/VARIABLE_VALUE")
+_PIECE_BYTES = 512 << 20
+
+
+@contextlib.contextmanager
+def literal(prefix: str) -> Iterator[str]:
+    """A prefix for the checkpoint at `prefix` that is not a pattern. Read everything within the context.
+
+    TensorFlow's readers search the files that match the prefix as a pattern, and then open the prefix itself: it cannot
+    be escaped (TensorFlow 2.21). Links to the files are created in a folder beside the folder whose name is a pattern,
+    so that servers on other hosts find them, too.
+
+    Raises:
+      ConfigError: links cannot be created there.
+    """
+    path = Path(os.path.abspath(prefix))
+    if not is_pattern(path):
+        yield prefix
+        return
+    beside = next(parent for parent in path.parents if not is_pattern(parent))
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=".psrun-", dir=beside))
+    except OSError as error:
+        raise _unreadable(path, beside, error) from error
+    try:
+        for file in path.parent.iterdir():
+            if file.name.startswith(f"{path.name}."):
+                (folder / f"{_LINK_NAME}{file.name.removeprefix(path.name)}").symlink_to(file)
+        yield str(folder / _LINK_NAME)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _unreadable(path: Path, beside: Path, error: OSError) -> ConfigError:
+    remedy = f"rename the folder (links to the files cannot be created in {beside}: {error.strerror})"
+    message = f"TensorFlow takes {path} for a pattern, and cannot read checkpoints there: {remedy}"
+    return ConfigError([Problem("hydra.run.dir", message)])
+
+
+class LogicalCheckpoint:
+    """Writes and restores the variables of a network and its optimizer, stacks as the tables in them.
+
+    Args:
+      optimizer: None for the network alone; built otherwise.
+    """
+
+    def __init__(self, network: tf_keras.Model, optimizer: Any = None) -> None:
+        objects = {"model": network} if optimizer is None else {"model": network, "optimizer": optimizer}
+        self._whole = optimizer is not None
+        slots = [] if optimizer is None else list(optimizer.variables())
+        replaced = {}
+        for slot in slots:
+            name = name_of(slot)
+            for stack in embeddings.stacks_of(network):
+                if stack.holds(name, slot.shape):
+                    replaced[id(slot)] = stack.views(slot, name)
+        self._slots = slots  # `replaced` holds only their ids
+        self._stacked = bool(embeddings.stacks_of(network))
+        self._plain = tf.train.Checkpoint(**objects)
+        self._checkpoint = checkpoints.NamedCheckpoint(self._plain, replaced)
+        variable_ids = {id(shard) for shard in shards_of([*variables_of(network), *slots])}
+        self._objects: dict[str, tuple[str, Any]] = {}
+        self._optional: set[str] = set()  # what a network alone tracks besides, such as the optimizer of `compile`
+        for key, holder in self._checkpoint.objects().items():
+            has_name = isinstance(holder, TableView) or all(id(each) in variable_ids for each in shards_of([holder]))
+            name = name_of(holder) if has_name else key
+            name = key if name in self._objects else name
+            self._objects[name] = (key, holder)
+            if not (has_name or self._whole):
+                self._optional.add(name)
+
+    @property
+    def keys(self) -> dict[str, str]:
+        """The keys of all values in checkpoints that are written here, by name."""
+        return {name: key for name, (key, _) in self._objects.items()}
+
+    def write(self, prefix: tf.Tensor) -> Any:
+        """As `tf.train.Checkpoint.write`."""
+        return self._checkpoint.write(prefix)
+
+    def restore(self, prefix: str, contents: Contents) -> None:
+        """Gives the variables the values of a checkpoint, whatever the layout that it was written in.
+
+        A learning rate that the checkpoint lacks, where it has a schedule, stays as it is.
+
+        Args:
+          contents: of the checkpoint.
+
+        Raises:
+          AssertionError, KeyError: it lacks a value.
+          ConfigError: its path is a pattern, and it cannot be read under another one.
+          tf.errors.OpError: it cannot be read.
+        """
+        with literal(prefix) as path:
+            self._restore(path, contents)
+
+    def _restore(self, prefix: str, contents: Contents) -> None:
+        # TensorFlow's way, by the places of objects, also finds what has no name; it does not know the tables in slots.
+        there = contents.keys
+        own = self.keys
+        moved = [name for name, key in own.items() if there.get(name) != key and not _RATE.fullmatch(name)]
+        if not self._stacked and not moved:
+            self._restore_objects(prefix, there)
+            return
+        optional = self._optional.union(filter(_RATE.fullmatch, self._objects))
+        if missing := [name for name in self._objects if name not in there and name not in optional]:
+            raise KeyError(f"no value for {', '.join(missing)}")
+        holders = {there[name]: holder for name, (_, holder) in self._objects.items() if name in there}
+        checkpoints.restore(prefix, holders)
+
+    def _restore_objects(self, prefix: str, there: Mapping[str, str]) -> None:
+        """Restores by the places of objects.
+
+        Args:
+          there: the keys in the checkpoint by name, those of this one but for learning rates.
+        """
+        new_rates = [holder for name, (_, holder) in self._objects.items() if name not in there]
+        status = self._checkpoint.read(prefix, without=new_rates) if new_rates else self._plain.read(prefix)
+        others = [name for name in there if name not in self._objects]
+        old_rates = bool(others) and all(map(_RATE.fullmatch, others))
+        if self._whole and not old_rates:
+            status.assert_consumed()
+        else:
+            status.assert_existing_objects_matched().expect_partial()
+
+
+def adapted(network: tf_keras.Model) -> dict[str, str]:
+    """The digests of the vocabularies and bins that `adapt` found in data, by the names of the layers.
+
+    They are found anew wherever the network is made, and are no part of the values in checkpoints. Means and variances
+    are no part of this: their last digits depend on the machine.
+    """
+    layers = [layer for layer in layers_within(network) if getattr(layer, "is_adapted", False)]
+    vocabularies = {
+        each.name: list(map(str, each.get_vocabulary())) for each in layers if hasattr(each, "get_vocabulary")
+    }
+    bins = {each.name: [f"{x:.4g}" for x in each.bin_boundaries] for each in layers if hasattr(each, "bin_boundaries")}
+    return {name: digest(values) for name, values in {**vocabularies, **bins}.items()}
+
+
+def name_of(holder: Any) -> str:
+    """The name of a variable, whole or in shards, or of a table."""
+    return holder.name if isinstance(holder, TableView) else names.name_of(holder)
 
 
 class Checkpoints:
@@ -41,9 +203,9 @@ class Checkpoints:
         self._learning_rate = learning_rate(program)
         self._checkpoint = LogicalCheckpoint(program.network, program.optimizer)
         self._contents = contents(program, self._checkpoint.keys)
-        self._config_sha256 = manifest.digest(program.config.raw)
+        self._config_sha256 = storage.digest(program.config.raw)
         if keep.best_metric is not None:
-            check_metric("checkpoint.best_metric", keep.best_metric, program)
+            check_monitored_metric("checkpoint.best_metric", keep.best_metric, program)
         # Traced once, before the training. TensorFlow's managers trace for every checkpoint; each trace is sent to all
         # workers under Python's GIL: a hung worker would stop every thread of this process.
         self._write = unconverted(self._checkpoint.write).get_concrete_function(tf.TensorSpec([], tf.string))
@@ -138,5 +300,123 @@ def learning_rate(program: Program) -> float | None:
 
 def contents(program: Program, keys: Mapping[str, str]) -> Contents:
     """The content of checkpoints of the program, with its keys."""
-    placed = [each for each in inventory.observe(program) if each.kind in ("model", "optimizer")]
+    placed = [each for each in build.placement_of(program) if each.kind in ("model", "optimizer")]
     return Contents.of(type(program.optimizer).__name__, placed, keys, adapted(program.network))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One variable in two checkpoints.
+
+    Attributes:
+      shape: in the first checkpoint, or in the only one with this variable.
+      differs: a description of the difference; empty if all bits are equal.
+    """
+
+    name: str
+    shape: str
+    differs: str
+
+    @property
+    def equal(self) -> bool:
+        return not self.differs
+
+
+def compare(one: str, other: str) -> list[Comparison]:
+    """Compares all variables of the checkpoints with these prefixes, whatever their shards.
+
+    Raises:
+      tf.errors.OpError: a checkpoint cannot be read.
+    """
+    with literal(one) as first, literal(other) as second:
+        contents = [_recorded_contents(one), _recorded_contents(other)]
+        if None in contents:  # only TensorFlow's own names are common to both
+            contents = [None, None]
+        checkpoints = [_StoredValues(prefix, each) for prefix, each in zip((first, second), contents)]
+        left, right = checkpoints
+        rows = []
+        for name in sorted({*left.keys, *right.keys}):
+            kinds = [checkpoint.kind(name) for checkpoint in checkpoints]
+            if None in kinds:
+                differs = f"only in {one if kinds[0] else other}"
+            elif kinds[0] != kinds[1]:
+                differs = f"is {kinds[1]} in {other}"
+            else:
+                differs = _difference(left, right, name)
+            rows.append(Comparison(name, kinds[0] or kinds[1] or "", differs))
+        return rows
+
+
+def _recorded_contents(prefix: str) -> Contents | None:
+    """The recorded contents of a checkpoint; None if psrun did not write it."""
+    try:
+        return storage.read_manifest(prefix).contents
+    except (OSError, ValueError):
+        return None
+
+
+class _StoredValues:
+    """The values in one checkpoint, by name.
+
+    Args:
+      prefix: where TensorFlow can read it.
+      contents: None to use TensorFlow's names.
+    """
+
+    def __init__(self, prefix: str, contents: Contents | None) -> None:
+        self.prefix = prefix
+        reader = tf.train.load_checkpoint(prefix)
+        self.shapes = reader.get_variable_to_shape_map()
+        self.dtypes = reader.get_variable_to_dtype_map()
+        names = values_in_checkpoint(reader)
+        if contents is not None:
+            names |= {key: name for name, key in contents.keys.items() if key in names}
+        self.keys = {name: key for key, name in names.items()}
+
+    def kind(self, name: str) -> str | None:
+        """Shape and type of a value; None if there is no such value."""
+        if name not in self.keys:
+            return None
+        key = self.keys[name]
+        return f"{'x'.join(map(str, self.shapes[key])) or 'scalar'} {self.dtypes[key].name}"
+
+    def read(self, name: str, piece: str) -> np.ndarray:
+        key = self.keys[name]
+        (value,) = tf.raw_ops.RestoreV2(
+            prefix=self.prefix, tensor_names=[key], shape_and_slices=[piece], dtypes=[self.dtypes[key]]
+        )
+        return np.asarray(value.numpy())
+
+
+def _difference(one: _StoredValues, other: _StoredValues, name: str) -> str:
+    """How two values of the same shape and type differ; empty if they do not."""
+    shape = one.shapes[one.keys[name]]
+    dtype = one.dtypes[one.keys[name]]
+    count = 0
+    largest = 0.0
+    for piece in _pieces(shape, dtype):
+        left = one.read(name, piece)
+        right = other.read(name, piece)
+        if dtype == tf.string:  # arrays of objects, whose bytes are addresses
+            count += int(np.sum(left != right))
+            continue
+        if left.tobytes() == right.tobytes():
+            continue
+        count += int(np.sum(left != right)) or 1  # NaN, or zeros with another sign
+        if dtype.is_floating or dtype.is_integer:
+            distance = np.abs(left.astype(np.float64) - right.astype(np.float64))
+            largest = max(largest, float(np.max(distance, initial=0.0)))
+    return f"{count:,} of {math.prod(shape):,} values, by up to {largest:.3g}" if count else ""
+
+
+def _pieces(shape: list[int], dtype: tf.DType) -> Iterator[str]:
+    """Slices along the first axis, as for `RestoreV2`: 'full shape' and 'start,length' per axis."""
+    if not shape or dtype == tf.string:
+        yield ""
+        return
+    row_bytes = max(1, math.prod(shape[1:]) * dtype.size)
+    rows = max(1, _PIECE_BYTES // row_bytes)
+    full = " ".join(map(str, shape))
+    rest = [f"0,{length}" for length in shape[1:]]
+    for start in range(0, shape[0], rows):
+        yield f"{full} {':'.join([f'{start},{min(rows, shape[0] - start)}', *rest])}"

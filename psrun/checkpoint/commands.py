@@ -13,10 +13,9 @@ from rich.progress import track
 from rich.table import Table
 
 from psrun import process
-from psrun.checkpoint.manifest import Manifest, described
-from psrun.checkpoint.store import PREFIX, Store
+from psrun.checkpoint.storage import PREFIX, Manifest, Store, described
 from psrun.errors import ConfigError, ExitCode
-from psrun.results import found
+from psrun.results import run_state
 
 _PATH = "a run folder, its checkpoints folder, or a checkpoint, such as runs/RUN/checkpoints/ckpt-500"
 
@@ -45,7 +44,7 @@ def main(arguments: list[str]) -> ExitCode:
             part.add_argument(argument, type=Path, help=_PATH)
     options = vars(parser.parse_args(arguments))
     function = options.pop("function")
-    paths = [found.named(str(path)) or path for key, path in options.items() if key != "subcommand"]
+    paths = [run_state.find_named(str(path)) or path for key, path in options.items() if key != "subcommand"]
     return function(Console(highlight=False), *paths)
 
 
@@ -107,7 +106,7 @@ def _diff(console: Console, path: Path, other: Path) -> ExitCode:
             raise ConfigError(f"{store.prefix(chosen_step)} is damaged: {damage}")
         prefixes.append(store.prefix(chosen_step))
     with process.silent_stderr():  # hides TensorFlow's messages about this machine
-        compare = importlib.import_module("psrun.checkpoint.compare")  # only this command needs TensorFlow
+        compare = importlib.import_module("psrun.checkpoint.checkpoints")  # only this command needs TensorFlow
         rows = compare.compare(*prefixes)
     table = _table(f"{prefixes[0]} and {prefixes[1]}", "variable", "", "difference")
     for row in rows:

@@ -27,12 +27,12 @@ def main() -> None:
     if handler is signal.default_int_handler:  # else it is ignored, as in a shell's background job
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     gc.disable()
-    from psrun.cli import dispatch
+    from psrun.cli import command_line
 
     gc.freeze()
     gc.enable()
     signal.signal(signal.SIGINT, handler)
-    dispatch.run()
+    command_line.run()
 
 
 def _end(signum: int, frame: Any) -> NoReturn:

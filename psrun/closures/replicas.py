@@ -1,15 +1,18 @@
-"""Several replicas per worker, for workers with several GPUs: each trains on a part of the worker's batch.
+"""Several copies of a step at once: replicas of a worker, and weights that layers assign, where
+copies overwrite them.
 
-`Strategy.run` of parameter server training passes the same arguments to every replica. Here a batch is split first.
-Keras and TensorFlow scale means over parts as if all parts had the same size; here they are weighted by their sizes, so
-that the sum over replicas is the result of one device for the whole batch.
+For workers with several GPUs, each replica trains on a part of the worker's batch. `Strategy.run`
+of parameter server training passes the same arguments to every replica. Here a batch is split
+first. Keras and TensorFlow scale means over parts as if all parts had the same size; here they are
+weighted by their sizes, so that the sum over replicas is the result of one device for the whole
+batch.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -19,7 +22,8 @@ from psrun.closures.stage import Apply, Stage, Step
 from psrun.errors import ConfigError, Problem
 from psrun.program.compiled_model import Program
 from psrun.tf_internals import messages
-from psrun.tf_internals.cluster import being_scheduled
+from psrun.tf_internals.names import split_name
+from psrun.tf_internals.strategies import assigned_by, being_scheduled
 
 _CPU = "/device:CPU:0"  # the device of a worker's input pipeline
 _Reduction = tf_keras.losses.Reduction
@@ -137,3 +141,47 @@ def _times(gradient: Any, weight: tf.Tensor) -> Any:
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(_times(gradient.values, weight), gradient.indices, gradient.dense_shape)
     return tf.math.multiply_no_nan(gradient, tf.cast(weight, gradient.dtype))
+
+
+class AssignedWeights(Stage):
+    """Looks for assignments in the forward pass: an assigned value is without what other workers did since it was read.
+
+    Args:
+      warn: called with the names of variables, once for each.
+    """
+
+    def __init__(self, program: Program, warn: Callable[[str], None]) -> None:
+        self._variables = list(program.network.trainable_variables)
+        self._warn = warn
+        self._named: set[str] = set()
+        self._num_before = 0
+
+    def around(self, step: Step) -> Step:
+        def counted(batch: Any) -> Any:
+            self._num_before = len(_operations())
+            return step(batch)
+
+        return counted
+
+    def gradients(self, apply: Apply) -> Apply:
+        def after_forward_pass(*arguments: Any, **options: Any) -> Any:
+            assigned = assigned_by(_operations()[self._num_before :], self._variables)
+            self._report({split_name(variable.name)[0] for variable in assigned})
+            return apply(*arguments, **options)
+
+        return after_forward_pass
+
+    def _report(self, names: set[str]) -> None:
+        new = sorted(names - self._named)
+        if not new:
+            return
+        self._named.update(new)
+        self._warn(
+            f"layers assign {', '.join(new)} in each step: what other workers change between the reading of a weight "
+            "and its assignment is lost, so that the numbers are not those of one worker; set cluster.num_workers=1 "
+            "for those"
+        )
+
+
+def _operations() -> list[tf.Operation]:
+    return [] if tf.executing_eagerly() else tf.compat.v1.get_default_graph().get_operations()

@@ -12,7 +12,7 @@ from psrun.closures.stage import Stage
 from psrun.cluster.strategy import Distribution
 from psrun.config import choices
 from psrun.program.compiled_model import Program
-from psrun.tf_internals.closure_queue import Again, ClosureQueue, Rule, has_ended
+from psrun.tf_internals.coordinator import Again, ClosureQueue, Rule, has_ended
 
 
 class InFlightClosures:

@@ -1,10 +1,16 @@
-"""Probes servers: whether a port is open, whether a server answers, its incarnation, the address of this host."""
+"""Probes servers: whether a port is open, whether a server answers, its incarnation, the address of this host.
+
+`python -m psrun.cluster.probe PORT` reports as an exit code whether the server on a port of this
+host answers, for probes of containers. TensorFlow's servers have no health service, and a stopped
+process still accepts connections.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import socket
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +25,7 @@ T = TypeVar("T")
 # A method that no server has: a gRPC server that works answers that, at once. To wait until the channel is ready would
 # take 0.2 s for each server: grpc.channel_ready_future polls.
 _UNKNOWN_METHOD = "/psrun.Probe/Answer"
+_ANSWERS_WITHIN_S = 10.0
 
 
 def reachable(address: str, *, timeout_s: float) -> bool:
@@ -178,3 +185,7 @@ def own_host(address: str) -> str:
         sock.connect(where)
         own_address = sock.getsockname()[0]
     return f"[{own_address}]" if ":" in own_address else own_address
+
+
+if __name__ == "__main__":
+    sys.exit(0 if answers(f"localhost:{sys.argv[1]}", timeout_s=_ANSWERS_WITHIN_S) else 1)

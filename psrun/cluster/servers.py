@@ -1,4 +1,7 @@
-"""The TensorFlow servers of workers and parameter servers. Imports no more of TensorFlow than a server needs."""
+"""The servers of workers and parameter servers, and the signal to them that the run is over.
+
+Imports no more of TensorFlow than a server needs.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,8 @@ from psrun.tf_internals import servers
 
 # With the tutorials' `workers + 1` threads a third cluster in one process hung; with 16 no tested sequence did.
 NUM_INTER_OP_THREADS = 16
+_RUN_OVER_FILE = 250  # file descriptor that all tasks use for the signal; free so early in every process
+RUN_OVER_PATH = f"/proc/self/fd/{_RUN_OVER_FILE}"  # of the file, in the process of the server
 
 
 def devices(job: str, num_replicas: int | None) -> dict[str, int]:
@@ -59,3 +64,22 @@ def start(addresses: Mapping[str, Mapping[int, str]], job: str, index: int, num_
             f"the server of {job} {index} could not be started on {address}: {error.message}. Is the port taken?",
             task=f"{job}-{index}",
         ) from error
+
+
+class RunOverSignal:
+    """True once a chief has run `strategy.signal_over` in this process.
+
+    The signal is an anonymous file, so that only the chief of this run reaches it: servers of two runs on one machine,
+    each in a private network, may have the same address.
+    """
+
+    def __init__(self) -> None:
+        unnamed = os.memfd_create("psrun-over")
+        os.dup2(unnamed, _RUN_OVER_FILE, inheritable=False)
+        os.close(unnamed)
+
+    def __bool__(self) -> bool:
+        return os.fstat(_RUN_OVER_FILE).st_size > 0
+
+    def close(self) -> None:
+        os.close(_RUN_OVER_FILE)

@@ -1,4 +1,10 @@
-"""The distribution strategy of a run, created from topology and partitioner."""
+"""The distribution strategy of a run, from topology and partitioner, and how it creates variables.
+
+TensorFlow computes the initial value of a variable op by op and then assigns it: meanwhile a
+parameter server holds two to three times the bytes of its shard, and does not free them. Here a
+large variable is created empty, and one function on its parameter server computes the value in
+place.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +16,27 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Any
 
 import portpicker
 import tensorflow as tf
 
-from psrun.cluster import inprocess, partitioners, placement, run_over, servers
+from psrun.cluster import placement, servers
 from psrun.cluster.probe import answering, own_host, reachable
-from psrun.config import choices
+from psrun.config import choices, targets
 from psrun.config.topology import CHIEF, Task, Topology
-from psrun.errors import ClusterError, ConfigError, Problem, PsrunError, TaskLostError
-from psrun.tf_internals import cluster as internals
-from psrun.tf_internals.lost_workers import FailureHandler
+from psrun.errors import ClusterError, ConfigError, Problem, PsrunError, ServerStartError, TaskLostError
+from psrun.tf_internals import strategies as internals
+from psrun.tf_internals.coordinator import FailureHandler
+from psrun.tf_internals.strategies import UninitializedVariable
 
+# As of TensorFlow: shape and dtype of a variable to the number of shards along each of its axes.
+Partitioner = Callable[..., list[int]]
+
+_of_tensorflow = tf.distribute.experimental.partitioners
+_LARGE_BYTES = 1 << 20
+_ATTEMPTS = 3
 _ANSWER_WITHIN_S = 2.0
 _REPLICAS = "cluster.replicas_per_worker"
 _DEVICE_OF_WORKER = re.compile(r"^/job:worker/replica:\d+/task:(?P<task>\d+)/device:(CPU|GPU):\d+$")
@@ -30,6 +44,138 @@ _GENERATOR_STATE = 3  # integers in the state of a tf.random.Generator
 _LOOK_EVERY_S = 0.05
 _CONNECT_WITHIN_S = 120.0  # to servers in this process
 _SIGNALED_WITHIN_S = 3.0
+
+
+def make_partitioner(partitioner: choices.Partitioner) -> Partitioner | None:
+    """TensorFlow's partitioner, a function of `shape` and `dtype`; None if no variable is sharded.
+
+    Raises:
+      ConfigError: a partitioner named by `_target_` cannot be created. The returned partitioner raises it if that one
+        fails for a variable or returns an invalid value.
+    """
+    match partitioner:
+        case choices.NoPartitioner():
+            return None
+        case choices.FixedShards(num_shards=n):
+            return _of_tensorflow.FixedShardsPartitioner(n)
+        case choices.MinSize():
+            return _of_tensorflow.MinSizePartitioner(partitioner.min_shard_bytes, partitioner.max_shards)
+        case choices.MaxSize():
+            return _of_tensorflow.MaxSizePartitioner(partitioner.max_shard_bytes, partitioner.max_shards)
+        case choices.OwnPartitioner(target=target):
+            return _checked_partitioner(target)
+
+
+def _checked_partitioner(target: targets.Target) -> Partitioner:
+    """The partitioner of `target`, with checked results."""
+    own = targets.bound(target, choices.OwnPartitioner.PARAMETERS)
+
+    def partition(shape: tf.TensorShape, dtype: tf.DType, axis: int = 0) -> list[int]:
+        variable = f"for a variable of shape {tuple(shape)} and dtype {dtype.name}"
+        try:
+            counts = own(shape=shape, dtype=dtype)
+        except Exception as error:
+            message = f"{target.name} failed {variable}: {type(error).__name__}: {error}"
+            raise ConfigError([Problem(target.key, message)]) from error
+        if problem := _wrong_counts(counts):
+            raise ConfigError([Problem(target.key, f"{target.name} returned {counts!r} {variable}; {problem}")])
+        return [int(count) for count in counts]
+
+    return partition
+
+
+def _wrong_counts(counts: Any) -> str | None:
+    """The reason why a partitioner's result is invalid; None if it is valid."""
+    integers = isinstance(counts, list | tuple) and all(
+        isinstance(count, Integral) and not isinstance(count, bool) for count in counts
+    )
+    if not integers or not counts or min(counts) < 1:
+        return "it must return a list of the number of shards along each axis, integers of 1 or more"
+    if any(count != 1 for count in counts[1:]):
+        return "TensorFlow partitions variables along the first axis only: all other numbers must be 1"
+    return None
+
+
+def creating_in_place() -> contextlib.AbstractContextManager[None]:
+    """Creates large variables in this way. Enter it before the strategy's scope, which decides the placement first."""
+    return tf.variable_creator_scope(_create_in_place)
+
+
+def _create_in_place(next_creator: Any, **kwargs: Any) -> tf.Variable:
+    value = kwargs.get("initial_value")
+    if not callable(value) or not tf.executing_eagerly() or "/job:ps" not in _device_of_new_variable():
+        return next_creator(**kwargs)
+    shape = kwargs.get("shape")
+    dtype = kwargs.get("dtype")
+    if shape is not None and dtype is not None and not _is_large(tf.TensorShape(shape), tf.as_dtype(dtype)):
+        return next_creator(**kwargs)
+    try:
+        traced = tf.function(lambda: tf.convert_to_tensor(value(), dtype)).get_concrete_function()
+    except Exception:  # any error of an initializer that does not work in a function
+        return next_creator(**kwargs)
+    output = traced.structured_outputs
+    # Constant values would become part of the function.
+    if not _is_large(output.shape, output.dtype) or traced.graph.as_graph_def().ByteSize() > _LARGE_BYTES:
+        return next_creator(**kwargs)
+    options = (
+        "name",
+        "trainable",
+        "distribute_strategy",
+        "synchronization",
+        "aggregation",
+        "constraint",
+        "caching_device",
+    )
+    variable = UninitializedVariable(
+        shape=output.shape, dtype=output.dtype, **{name: kwargs[name] for name in options if name in kwargs}
+    )
+    with tf.device(variable.device):
+        tf.function(lambda: variable.assign(value(), read_value=False) and None)()
+    return variable
+
+
+def _is_large(shape: tf.TensorShape, dtype: tf.DType) -> bool:
+    return bool(shape.is_fully_defined() and shape.num_elements() * dtype.size >= _LARGE_BYTES)
+
+
+def _device_of_new_variable() -> str:
+    """The device of a variable that is created now."""
+    with tf.init_scope():
+        return tf.zeros([]).device
+
+
+_servers: list[tf.distribute.Server] = []  # TensorFlow cannot stop a server: servers live as long as the process
+
+
+def start_in_process(*, num_workers: int, num_ps: int, num_replicas: int | None = None) -> tf.train.ClusterSpec:
+    """Starts the servers of a cluster on free ports of the loopback interface's host name.
+
+    Args:
+      num_workers: 1 or more.
+      num_ps: 1 or more, as TensorFlow requires.
+      num_replicas: of each worker, as in `servers.devices`.
+
+    Returns:
+      The addresses of the servers, jobs `worker` and `ps`.
+
+    Raises:
+      ServerStartError: a server could not be started, even on other ports.
+    """
+    jobs = {"worker": num_workers, "ps": num_ps}
+    for attempt in range(1, _ATTEMPTS + 1):
+        addresses = {
+            job: {i: f"localhost:{portpicker.pick_unused_port()}" for i in range(n)} for job, n in jobs.items()
+        }
+        try:
+            _servers.extend(
+                servers.start(addresses, job, index, num_replicas) for job, n in jobs.items() for index in range(n)
+            )
+            return tf.train.ClusterSpec(addresses)
+        except ServerStartError:
+            # Another process took the port after it was picked; retry with other ports.
+            if attempt == _ATTEMPTS:
+                raise
+    raise AssertionError("unreachable")
 
 
 @dataclass(frozen=True)
@@ -101,7 +247,7 @@ def connect(
             return parameter_servers(spec, partitioner, rule, replicas)
     match cluster:
         case choices.InProcess():
-            spec = inprocess.start(num_workers=cluster.num_workers, num_ps=cluster.num_ps, num_replicas=replicas)
+            spec = start_in_process(num_workers=cluster.num_workers, num_ps=cluster.num_ps, num_replicas=replicas)
             with _deadline(spec, _CONNECT_WITHIN_S, give_up, error=ClusterError):
                 return parameter_servers(spec, partitioner, rule, replicas)
         case choices.OneDevice(device=device):
@@ -207,7 +353,7 @@ def parameter_servers(
     """
     chief = {"task_type": "chief", "task_id": 0} if "chief" in spec.jobs else {}
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(spec, rpc_layer="grpc", **chief)
-    cut = partitioners.make(partitioner)
+    cut = make_partitioner(partitioner)
     strategy = internals.strategy_with_replicas(
         lambda: tf.distribute.ParameterServerStrategy(resolver, variable_partitioner=cut),
         lambda: replica_devices(num_replicas),
@@ -356,4 +502,4 @@ def _signal(task: Task) -> None:
 
 def signal_over() -> None:
     """Signals the process that runs it. Without arguments: sending a tensor to a worker that rejoined can hang."""
-    tf.io.write_file(run_over.PATH, "over")
+    tf.io.write_file(servers.RUN_OVER_PATH, "over")

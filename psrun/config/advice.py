@@ -1,11 +1,17 @@
-"""What to write instead of a key that does not exist."""
+"""What to write instead of a key that does not exist, and which experiment has what a configuration lacks."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import yaml
+
 from psrun.config import groups, schema
+from psrun.config.schema import MISSING
 
 # Arguments of Keras' compile that are no keys of the model, and what to do instead.
 _OF_COMPILE = {
@@ -20,6 +26,7 @@ _OF_COMPILE = {
 }
 
 _OF_GPUS = ("cuda", "cuda_visible_devices", "device", "devices", "gpu", "gpus")
+_MAKES = re.compile(r"#\s+(psrun data synthesize .*)")  # a command in the comment of an experiment
 
 
 def of_compile(name: str) -> str | None:
@@ -97,3 +104,113 @@ def _places(name: str, node: Mapping[str, Any], path: str = "") -> Iterator[str]
             yield where
         elif isinstance(value, Mapping):
             yield from _places(name, value, f"{where}.")
+
+
+@dataclass(frozen=True)
+class _Experiment:
+    """An experiment with files of data.
+
+    Attributes:
+      model, data: the names of the choices.
+      keys: of the model, that it sets.
+      paths: of the files.
+      made_by: the command that makes the files; empty if its comment has none.
+    """
+
+    name: str
+    model: str
+    data: str
+    keys: frozenset[str]
+    paths: tuple[str, ...]
+    made_by: str
+
+
+def example_with_data(model: Any, data: Any) -> str:
+    """What to write for an example of data: the experiment of the model, or else one with the same data choice.
+
+    Args:
+      model, data: the nodes of the configuration.
+
+    Returns:
+      Empty if no experiment has such data.
+    """
+    name = _name_of_model(_target_in(model))
+    alike: list[_Experiment] = []
+    for each in _experiments():
+        if _target_of_choice("data", each.data) != _target_in(data):
+            continue
+        if each.model == name:
+            return _example(each)
+        alike.append(each)
+    for each in alike:
+        if name is not None and _default_data(name) == each.data and _takes(model, each.keys):
+            return _example(each, f" model={name}")
+    return _example(alike[0]) if alike else ""
+
+
+def _takes(model: Any, keys: frozenset[str]) -> bool:
+    """Whether a model needs no further keys, and has those that an experiment sets."""
+    return isinstance(model, Mapping) and MISSING not in model.values() and keys <= model.keys()
+
+
+def command_that_makes(path: str) -> str:
+    """The command that makes the files of an experiment; empty if no experiment has this path."""
+    commands = [each.made_by for each in _experiments() if path in each.paths]
+    return commands[0] if commands else ""
+
+
+def _example(experiment: _Experiment, model: str = "") -> str:
+    makes = f"{experiment.made_by}, then " if experiment.made_by else ""
+    return f"for example data: {makes}experiment={experiment.name}{model}"
+
+
+def _experiments() -> Iterator[_Experiment]:
+    """The experiments that set `data.path`: first those with the name of their model."""
+    known = groups.choices([])["experiment"]
+    models = groups.choices([])["model"]
+    for name in sorted(known, key=lambda each: (each not in models, each)):
+        node = _read_yaml(known[name])
+        chosen = _chosen(node)
+        own = node.get("data", {})
+        if "path" not in own or "model" not in chosen:
+            continue
+        data = chosen.get("data") or _default_data(chosen["model"])
+        paths = tuple(str(own[key]) for key in ("path", "eval_path") if key in own)
+        made_by = _MAKES.search(known[name].read_text(encoding="utf-8"))
+        keys = frozenset(node.get("model", {}))
+        yield _Experiment(name, chosen["model"], data, keys, paths, made_by[1] if made_by else "")
+
+
+def _chosen(node: Mapping[str, Any]) -> dict[str, str]:
+    """The choices that the defaults list of a file overrides, by group."""
+    chosen: dict[str, str] = {}
+    for item in node.get("defaults", ()):
+        if isinstance(item, Mapping):
+            for key, choice in item.items():
+                group = key.split()[-1].lstrip("/").partition("@")[0]
+                chosen[group] = choice
+    return chosen
+
+
+def _default_data(model: str) -> str:
+    """The data choice that a model's file makes."""
+    return _chosen(_read_yaml(groups.CONF / "model" / f"{model}.yaml")).get("data", "")
+
+
+def _name_of_model(target: str | None) -> str | None:
+    for name in groups.choices([])["model"]:
+        if _target_of_choice("model", name) == target:
+            return name
+    return None
+
+
+def _target_of_choice(group: str, choice: str) -> str | None:
+    return _target_in(_read_yaml(groups.CONF / group / f"{choice}.yaml"))
+
+
+def _target_in(node: Any) -> str | None:
+    return node.get("_target_") if isinstance(node, Mapping) else None
+
+
+def _read_yaml(path: Path) -> Any:
+    return yaml.safe_load(path.read_text(encoding="utf-8"))

@@ -1,4 +1,7 @@
-"""The files of the configuration: first those of the --config-dir folders, then psrun's own, then other packages'."""
+"""The arguments of a command line as text, and the configuration files that they choose. Imports no Hydra.
+
+Of files with one name, the first counts: those of the --config-dir folders, then psrun's own, then other packages'.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import importlib.resources
 import importlib.util
 import itertools
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ import yaml
 
 from psrun import parts
 from psrun.config import schema
+from psrun.config.schema import did_you_mean
 from psrun.errors import ConfigError, Problem
 
 OPTIONS = ("--config-dir", "-cd")
@@ -25,6 +29,19 @@ SEVERAL_CHOICES = frozenset({"tracker"})  # of which a run may also have several
 _KEYS = ("mode", "seed", "resume", "restore")  # keys without a group and with a single value
 NEEDS_OWN_PACKAGE = "must begin with the line '# @package tracker.NAME', so that its keys are below tracker.NAME"
 NEEDS_GLOBAL_PACKAGE = "must begin with the line '# @package _global_', so that its keys are top-level keys"
+_OPTIONS_OF_FILES = (*OPTIONS, *NAME_OPTIONS)
+_SWEEPING = ("-m", "--multirun")
+_PRINTING = ("--cfg", "-c", "--info", "-i", "--help", "-h", "--hydra-help", "--shell-completion", "-sc", "--version")
+_FLAGS = (*_SWEEPING, "-r", "--run")
+_OF_CFG = ("--package", "-p")
+_WITH_VALUE = (*_OPTIONS_OF_FILES, *_OF_CFG, "--cfg", "-c", "--info", "-i", "--shell-completion", "-sc")
+# Options of Hydra's that would start another run than they say.
+_INSTEAD = {
+    "--resolve": "is an option of --cfg: add --cfg job",
+    **dict.fromkeys(("--config-path", "-cp"), "would replace psrun's own files; use --config-dir FOLDER"),
+    "--experimental-rerun": "is not supported; use resume=RUN_FOLDER",
+}
+ASKS = "?"  # the value of a group whose choices the user asks for
 
 
 def config_dirs(arguments: Sequence[str]) -> list[Path]:
@@ -323,3 +340,106 @@ def require_own_names(arguments: Sequence[str]) -> None:
     ]
     if problems:
         raise ConfigError(problems)
+
+
+def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The options, such as --config-dir FOLDER, and the arguments GROUP=NAME and KEY=VALUE."""
+    options: list[str] = []
+    others: list[str] = []
+    value = False
+    for argument in arguments:
+        option = argument.startswith("-")
+        (options if option or (value and "=" not in argument) else others).append(argument)
+        value = argument in _WITH_VALUE
+    return options, others
+
+
+def require_options_of_a_run(arguments: Sequence[str], advise: Callable[[str, str], str]) -> None:
+    """Checks the options of a run or a sweep.
+
+    Args:
+      advise: gives what to write instead of an unknown option and its value; empty without advice.
+
+    Raises:
+      ConfigError: there is no such option, or one has no value.
+    """
+    options, _ = split_arguments(arguments)
+    lacking = ""  # the option whose value comes next
+    for each in [*options, "-"]:
+        if lacking and each.startswith("-"):
+            raise ConfigError(f"{lacking} has no value; write {lacking} VALUE")
+        name, equals, _ = each.partition("=")
+        if not lacking and each not in (*_FLAGS, "-") and name not in (*_OPTIONS_OF_FILES, *_OF_CFG):
+            known = (*_FLAGS, *_OPTIONS_OF_FILES, *(option for option in _PRINTING if option.startswith("--")))
+            if instead := advise(name, _value_of(each, arguments)):
+                raise ConfigError(f"{name} is no option of psrun; {instead}")
+            advice = _INSTEAD.get(name) or f"is no option of psrun.{did_you_mean(name, known)} See psrun --help"
+            raise ConfigError(f"{name} {advice}")
+        lacking = "" if lacking or equals or each not in _WITH_VALUE else each
+
+
+def _value_of(option: str, arguments: Sequence[str]) -> str:
+    """The value of an option that psrun does not have: after =, or the next argument."""
+    _, equals, value = option.partition("=")
+    if equals:
+        return value
+    following = arguments[arguments.index(option) + 1 :][:1]
+    is_value = bool(following) and "=" not in following[0] and not following[0].startswith("-")
+    return following[0] if is_value else "VALUE"
+
+
+def options_first(arguments: Sequence[str]) -> list[str]:
+    """Moves options, such as --config-dir FOLDER, before all KEY=VALUE, as Hydra's parser requires."""
+    options, others = split_arguments(arguments)
+    return [*options, *others]
+
+
+def arguments_of_the_configuration(arguments: Sequence[str]) -> list[str]:
+    """The arguments without the options that do not choose files, such as -m, or --cfg with its value."""
+    options, others = split_arguments(arguments)
+    before = ["", *options]
+    kept = [
+        option
+        for option, previous in zip(options, before)
+        if option.partition("=")[0] in _OPTIONS_OF_FILES or previous in _OPTIONS_OF_FILES
+    ]
+    return [*kept, *others]
+
+
+def key_of(argument: str) -> str:
+    """The key or group that an argument sets, without the place where a group goes."""
+    return argument.partition("=")[0].lstrip("+~").partition("@")[0]
+
+
+def is_sweep(arguments: Sequence[str]) -> bool:
+    """Whether the arguments start or resume a sweep."""
+    return not {*_SWEEPING}.isdisjoint(arguments)
+
+
+def prints_something(arguments: Sequence[str]) -> bool:
+    """Whether an option of Hydra's asks to print something, and to start no run."""
+    return not {*_PRINTING}.isdisjoint(map(key_of, arguments))
+
+
+def groups_asked_for(arguments: Sequence[str]) -> list[str]:
+    """The groups whose choices the arguments ask for, as in `model=?`."""
+    return [argument.partition("=")[0] for argument in arguments if argument.endswith(f"={ASKS}")]
+
+
+def resume_folder(arguments: Sequence[str]) -> Path | None:
+    """The folder that `resume` names in the arguments; None without one."""
+    value = next((a.partition("=")[2] for a in arguments if a.startswith("resume=")), "null")
+    return None if value == "null" else Path(unquoted(value)).expanduser().absolute()
+
+
+def unquoted(value: str) -> str:
+    """The text of a value in Hydra's grammar, as `quoted` or a user writes it."""
+    if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"":
+        return re.sub(r"\\(.)", r"\1", value[1:-1])
+    return value
+
+
+def quoted(folder: Path) -> str:
+    """A folder as a value in Hydra's grammar."""
+    escaped = str(folder).replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"

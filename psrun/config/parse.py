@@ -1,17 +1,27 @@
-"""Parses a composed configuration into a `RunConfig`, or one error with all problems. No TensorFlow."""
+"""Parses a composed configuration into a `RunConfig`, or one error with all problems. No TensorFlow.
+
+The resolvers of OmegaConf depend on the number of replicas:
+
+${num_replicas:}                     the number of model replicas that train in step
+${scaled:0.01}                       the number multiplied by the number of replicas
+${by_batch_size:{32: 0.1, 64: 0.2}}  the value for data.global_batch_size
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import glob
+import inspect
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from omegaconf import DictConfig, OmegaConf
+
 from psrun import parts
-from psrun.config import advice, choices, experiments, groups, keras_names, resolvers, rules, schema, targets
+from psrun.config import advice, choices, groups, rules, schema, targets, topology
 from psrun.config.choices import KINDS
 from psrun.config.run_config import (
     MODES,
@@ -28,16 +38,112 @@ from psrun.config.run_config import (
     SystemKeys,
     TaskKeys,
 )
-from psrun.config.schema import at_least, one_of
+from psrun.config.schema import AUTO, at_least, one_of
 from psrun.config.targets import Target
 from psrun.errors import ConfigError, Problem
 
+_UNDECIDED = (None, AUTO)  # batch sizes that are not decided yet
+_ON_THIS_MACHINE = ("inprocess", "local", "multi_worker_mirrored")
 TOP = ("mode", "seed", "run", "resume", "restore", "task", "export", "predict", "early_stopping", "reduce_lr", "sweep",
        "system", "profile")  # fmt: skip
 RECORDED = (  # hold when resumed
     *KINDS, "model", "data", "optimizer", "seed", "run", "export", "early_stopping", "reduce_lr", "system", "profile"
 )  # fmt: skip
 GROUPS = (*KINDS, "model", "data", "optimizer")
+_KNOWN_OPTIMIZERS = ("psrun.", "tf_keras.")  # these require a learning rate; others may not
+_OF_MODELS = frozenset(field.name for field in dataclasses.fields(ModelKeys))
+
+
+def register_resolvers() -> None:
+    """Registers the resolvers with OmegaConf."""
+    add_resolver("num_replicas", _num_replicas)
+    add_resolver("scaled", _scaled)
+    add_resolver("by_batch_size", _by_batch_size)
+
+
+def add_resolver(name: str, resolver: Callable[..., Any], *, use_cache: bool = False) -> None:
+    """Registers a resolver with OmegaConf 2.3, or with 2.4, which warns of the old name and checks annotations."""
+    if "annotation_validation" in inspect.signature(OmegaConf.register_resolver).parameters:
+        options: dict[str, Any] = {"replace": True, "use_cache": use_cache, "annotation_validation": "off"}
+        OmegaConf.register_resolver(name, resolver, **options)
+    else:
+        OmegaConf.register_new_resolver(name, resolver, replace=True, use_cache=use_cache)
+
+
+def num_replicas(cluster: Mapping[str, Any]) -> int:
+    """The number of replicas that share a batch: with parameter servers those of one worker, else all.
+
+    Args:
+      cluster: the configuration of the cluster, as plain values.
+
+    Raises:
+      ConfigError: the number is unknown until TensorFlow runs.
+    """
+    kind = cluster.get("kind")
+    count = cluster.get("num_replicas")
+    if isinstance(count, int):
+        return count
+    known = isinstance(kind, str) and choices.of_kind("cluster", kind) is not None  # `load` reports unknown kinds
+    if not known or kind in ("none", "one_device"):
+        return 1
+    if kind == "multi_worker_mirrored":
+        if not topology.gpus_here():
+            return int(cluster.get("num_workers", 1))
+        message = (
+            "runs on a machine with GPUs: the number of replicas is unknown until it runs; set data.global_batch_size"
+        )
+        raise ConfigError([Problem("cluster", message)])
+    per_worker = cluster.get("replicas_per_worker")
+    if isinstance(per_worker, int):
+        return per_worker
+    if kind in _ON_THIS_MACHINE and not topology.gpus_here():
+        return 1
+    message = (
+        "is null, but other values depend on it: the workers' number of GPUs is unknown until they run; set a number"
+    )
+    raise ConfigError([Problem("cluster.replicas_per_worker", message)])
+
+
+def completed(values: dict[str, Any]) -> dict[str, Any]:
+    """The configuration with `global_batch_size` derived from `batch_size_per_replica` if only that is a number.
+
+    Raises:
+      ConfigError: the number of replicas is unknown until TensorFlow runs.
+    """
+    data = values.get("data")
+    cluster = values.get("cluster")
+    if not isinstance(data, dict) or not isinstance(cluster, Mapping):
+        return values
+    per_replica = data.get("batch_size_per_replica")
+    if data.get("global_batch_size") not in _UNDECIDED or not isinstance(per_replica, int):
+        return values
+    return {**values, "data": {**data, "global_batch_size": per_replica * num_replicas(cluster)}}
+
+
+def _num_replicas(*, _root_: DictConfig) -> int:
+    cluster: Any = OmegaConf.to_container(_root_.cluster, resolve=True)
+    return num_replicas(cluster)
+
+
+def _scaled(value: Any, *, _root_: DictConfig) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigError(f"${{scaled:{value}}} requires a number, such as ${{scaled:0.01}}")
+    return value * _num_replicas(_root_=_root_)
+
+
+def _by_batch_size(table: Any, *, _root_: DictConfig) -> Any:
+    if not isinstance(table, Mapping) or not table:
+        raise ConfigError("${by_batch_size:...} requires a mapping, such as ${by_batch_size:{32: 0.1, 64: 0.2}}")
+    size = OmegaConf.select(_root_, "data.global_batch_size")
+    per_replica = OmegaConf.select(_root_, "data.batch_size_per_replica")
+    if size in _UNDECIDED and isinstance(per_replica, int):
+        size = per_replica * _num_replicas(_root_=_root_)
+    if size not in table:
+        sizes = ", ".join(map(str, table))
+        raise ConfigError(
+            [Problem("data.global_batch_size", f"is {size}, but ${{by_batch_size:...}} has only {sizes}")]
+        )
+    return table[size]
 
 
 @dataclass(frozen=True)
@@ -58,8 +164,6 @@ class _DataKeys:
 
 OF_DATA = frozenset(field.name for field in dataclasses.fields(_DataKeys))
 _PERIODS = tuple(field.name for field in dataclasses.fields(_HookKeys))
-_KNOWN_OPTIMIZERS = ("psrun.", "tf_keras.")  # these require a learning rate; others may not
-_OF_MODELS = frozenset(field.name for field in dataclasses.fields(ModelKeys))
 
 
 @dataclass(frozen=True)
@@ -91,7 +195,7 @@ def load(raw: Mapping[str, Any], *, elsewhere: bool = False) -> RunConfig:
     """
     problems: list[Problem] = []
     try:
-        raw = resolvers.completed(dict(raw))
+        raw = completed(dict(raw))
     except ConfigError as error:
         placeholder = {"global_batch_size": 1, "batch_size_per_replica": None}  # to check the other keys, too
         raw = {**raw, "data": {**raw["data"], **placeholder}}
@@ -113,7 +217,7 @@ def load(raw: Mapping[str, Any], *, elsewhere: bool = False) -> RunConfig:
     for group, takes_callbacks in (("trainer", choices.Fit), ("evaluation", choices.Sidecar)):
         for index, node in enumerate(read[group].callbacks if isinstance(read[group], takes_callbacks) else ()):
             target = targets.read(node, key=f"{group}.callbacks[{index}]", problems=problems)
-            if target is not None and (problem := keras_names.problem_of_keras3(target.name, "callbacks")):
+            if target is not None and (problem := rules.problem_of_keras3(target.name, "callbacks")):
                 problems.append(Problem(f"{group}.callbacks[{index}]._target_", problem))
     if problems or top is None:
         raise ConfigError(problems)
@@ -236,7 +340,7 @@ def _read_model(node: Any, problems: list[Problem]) -> tuple[Target | None, Mode
         if name not in own and (name not in _OF_MODELS or value is not None or required[name])
     }
     keys = schema.read(ModelKeys, own, key="model", problems=problems)
-    problems += keras_names.problems(keys) if keys else []
+    problems += rules.problems_of_model_keys(keys) if keys else []
     found: list[Problem] = []
     target = targets.read(options, key="model", problems=found, others=_OF_MODELS)
     for problem in found:
@@ -250,9 +354,9 @@ def _read_optimizer(node: Any, problems: list[Problem]) -> Target | None:
     target = targets.read(node, key="optimizer", problems=problems)
     rate = target.options.get("learning_rate") if target else None
     key = "optimizer.learning_rate"
-    if target is not None and (problem := keras_names.problem_of_keras3(target.name, "optimizers")):
+    if target is not None and (problem := rules.problem_of_keras3(target.name, "optimizers")):
         problems.append(Problem("optimizer._target_", problem))
-    if target is not None and (problem := keras_names.problem_of_legacy_optimizer(target.name)):
+    if target is not None and (problem := rules.problem_of_legacy_optimizer(target.name)):
         problems.append(Problem("optimizer._target_", problem))
     if isinstance(rate, Mapping):
         if "_target_" not in rate:
@@ -389,7 +493,7 @@ def _with_example(problem: Problem, raw: Mapping[str, Any]) -> Problem:
     """The problem; where there is no path, with an experiment that has data."""
     if problem.key != "data.path" or not problem.message.startswith("is required"):
         return problem
-    example = experiments.with_data_for(raw.get("model"), raw.get("data"))
+    example = advice.example_with_data(raw.get("model"), raw.get("data"))
     return Problem(problem.key, f"{problem.message}; {example}") if example else problem
 
 
@@ -407,7 +511,7 @@ def _check_batch_size(data: dict[str, Any], cluster: Any, problems: list[Problem
     if not isinstance(per_replica, int) or not isinstance(size, int) or not isinstance(cluster, Mapping):
         return
     try:
-        replicas = resolvers.num_replicas(cluster)
+        replicas = num_replicas(cluster)
     except ConfigError as error:
         problems += error.problems
         return
@@ -423,7 +527,7 @@ def _missing_files(data: Mapping[str, Any]) -> Iterator[Problem]:
         if not isinstance(path, str) or path == schema.MISSING or "://" in path:
             continue
         key = f"data.{name}"
-        made_by = experiments.command_that_makes(path)
+        made_by = advice.command_that_makes(path)
         remedy = f"; to make it: {made_by}" if made_by else ""
         local = str(Path(path).expanduser())
         if Path(local).exists():  # its name may look like a pattern

@@ -1,15 +1,30 @@
-"""Checks of combinations: pieces of a configuration that are valid alone but not together."""
+"""Checks before TensorFlow is imported: pieces of a configuration that are valid alone but not together, and names of
+losses and metrics.
+"""
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
 
 from psrun import files, parts
-from psrun.config import choices, consistency_rules, keras_callbacks, schema
-from psrun.config.run_config import OF_A_RUN, RunConfig
+from psrun.config import choices, run_config, schema, targets
+from psrun.config.run_config import OF_A_RUN, ModelKeys, RunConfig
 from psrun.errors import Problem
 
+# Of the probabilities of a binary label (`psrun.metrics`). Keras has another AUC.
+OWN_METRICS = ("auc", "log_loss", "normalized_entropy", "calibration")
+# Names that Keras resolves by the shapes of labels and predictions; they are in no module.
+NAMES_BY_SHAPE = frozenset({"accuracy", "acc", "crossentropy", "ce"})
+# Parameters of every loss and metric; the configuration does not set them.
+LOSS_PARAMETERS = ("y_true", "y_pred")
+# By the class of a legacy optimizer, the one to use where it has another name. psrun refuses Nadam.
+_INSTEAD_OF_LEGACY = {"Nadam": "Adam", "OptimizerV2": "Optimizer"}
+_NO_NAMES = frozenset(
+    {"Loss", "MeanMetricWrapper", "Metric", "Reduction", "deserialize", "experimental", "get", "serialize"}
+)
 # Keras' `fit` puts the averages into the weights when it ends, or every `ema_overwrite_frequency` steps. Workers count
 # steps concurrently, so that they would miss some of these; and a checkpoint before the end has the weights themselves.
 WITHOUT_AVERAGES = (
@@ -20,6 +35,238 @@ _NAME = re.compile(r"[^\W_]([\w.+ -]*[\w.+])?")
 _LONGEST_NAME = 100
 
 
+def problems_of_model_keys(keys: ModelKeys) -> list[Problem]:
+    """The problems of `model.loss`, `model.metrics` and `model.class_weight` that are visible without Keras."""
+    problems = list[Problem]()
+    for key, node in _each_loss(keys.loss):
+        _check_name(node, key, "losses", problems)
+    for key, node in _each_metric(keys.metrics):
+        _check_name(node, key, "metrics", problems)
+    if keys.class_weight is not None:
+        problems += _of_class_weight(keys.class_weight)
+    return problems
+
+
+def is_metric(name: str) -> bool:
+    """Whether tf-keras, psrun or a part has a metric of this name."""
+    return is_keras_metric(name) or name in OWN_METRICS or _offered_class(name) is not None
+
+
+def is_keras_metric(name: str) -> bool:
+    """Whether tf-keras has a metric of this name."""
+    return name in _keras_metrics() or name.lower() in NAMES_BY_SHAPE
+
+
+def gathered_metrics(keys: ModelKeys, classes: Collection[str]) -> list[str]:
+    """The metrics of gathered examples in `model.metrics` that are of some classes: first all that have a name there.
+
+    Args:
+      classes: as `psrun.parts.Part.metrics` has them.
+    """
+    by_name = []
+    by_target = []
+    for _, node in _each_metric(keys.metrics):
+        if isinstance(node, Mapping):
+            module, _, name = str(node.get("_target_")).rpartition(".")
+            if f"{module}:{name}" in classes:
+                by_target.append(name)
+        elif isinstance(node, str) and not is_keras_metric(node) and _offered_class(node) in classes:
+            by_name.append(node)
+    return by_name + by_target
+
+
+def _offered_class(name: str) -> str | None:
+    """The class of the metric that a part offers by this name; None if none does, or its number is not valid."""
+    try:
+        offered = parts.offered_metric(name)
+    except ValueError:
+        return None
+    return None if offered is None else offered[0]
+
+
+def problem_of_keras3(target: str, kind: str) -> str | None:
+    """The problem of a `_target_` of Keras 3; None for other targets.
+
+    Args:
+      kind: the module of tf-keras that has it: optimizers or callbacks.
+    """
+    library, _, rest = target.partition(".")
+    if library != "keras":
+        return None
+    name = rest.rpartition(".")[2]
+    why = {
+        "optimizers": "Keras 3's optimizers lose updates on parameter servers",
+        "callbacks": "tf-keras trains, also models of Keras 3, and does not call it",
+    }[kind]
+    return f"is {target}, which is of Keras 3: {why}; use tf_keras.{kind}.{name}"
+
+
+def problem_of_legacy_optimizer(target: str) -> str | None:
+    """The problem of a `_target_` that is a legacy optimizer by its name; None for other targets."""
+    if not target.startswith(("tf_keras.", "tensorflow.")) or ".optimizers.legacy." not in target:
+        return None
+    kind = target.rpartition(".")[2]
+    return f"is {target}, {unsupported_legacy(kind)}"
+
+
+def unsupported_legacy(kind: str) -> str:
+    """What is said about a legacy optimizer of tf-keras, after its name: the reason and the replacement.
+
+    Args:
+      kind: the name of its class.
+    """
+    replacement = _INSTEAD_OF_LEGACY.get(kind, kind)
+    return f"a legacy optimizer, which psrun does not support; use tf_keras.optimizers.{replacement}"
+
+
+@functools.cache
+def loss_names() -> frozenset[str]:
+    """The names of Keras' losses."""
+    return targets.names_in("tf_keras.losses") - _NO_NAMES
+
+
+@functools.cache
+def metric_names() -> frozenset[str]:
+    """The names of Keras' metrics, and of psrun's own."""
+    return _keras_metrics() | NAMES_BY_SHAPE | {*OWN_METRICS}
+
+
+@functools.cache
+def _keras_metrics() -> frozenset[str]:
+    return targets.names_in("tf_keras.metrics") - _NO_NAMES
+
+
+def _each_loss(node: Any) -> Iterator[tuple[str, Any]]:
+    """Each loss with its key."""
+    if isinstance(node, Mapping) and "_target_" not in node:
+        yield from ((f"model.loss.{output}", loss) for output, loss in node.items())
+    elif node is not None:
+        yield "model.loss", node
+
+
+def _each_metric(node: Any, key: str = "model.metrics") -> Iterator[tuple[str, Any]]:
+    """Each metric with its key."""
+    if isinstance(node, list):
+        for index, item in enumerate(node):
+            yield f"{key}[{index}]", item
+    elif isinstance(node, Mapping) and "_target_" not in node and key == "model.metrics":
+        for output, item in node.items():
+            yield from _each_metric(item, f"{key}.{output}")
+    elif node is not None:
+        yield key, node
+
+
+def _check_name(node: Any, key: str, kind: str, problems: list[Problem]) -> None:
+    names = loss_names() if kind == "losses" else metric_names()
+    if isinstance(node, Mapping) and "_target_" in node:
+        targets.read(node, key=key, problems=problems, called_with=LOSS_PARAMETERS)
+    elif not isinstance(node, str):
+        message = f"is {node!r}, must be a name in tf_keras.{kind}, or a _target_ with its arguments"
+        problems.append(Problem(key, message))
+    elif node in names or node.lower() in NAMES_BY_SHAPE:
+        return
+    elif kind == "metrics":
+        problems += _of_other_metric(node, key)
+    else:
+        problems.append(_no_such_name(node, key, kind, names))
+
+
+def _of_other_metric(name: str, key: str) -> Iterator[Problem]:
+    """The problem of a name that is not one of `metrics`."""
+    try:
+        if parts.offered_metric(name) is not None:
+            return
+    except ValueError as error:
+        yield Problem(key, f"{name} {error}")
+        return
+    offered = [each.replace("@K", "@10") for each in parts.metrics()]
+    known = [*metric_names(), *offered]
+    problem = _no_such_name(name, key, "metrics", known)
+    yield problem if schema.is_near(name, known) else Problem(key, parts.with_missing(problem.message))
+
+
+def _no_such_name(name: str, key: str, kind: str, names: Collection[str]) -> Problem:
+    own = " Name your own callable with _target_." if "." in name else ""
+    guess = schema.did_you_mean(name, names)
+    return Problem(key, f"is '{name}', which is not in tf_keras.{kind}.{guess}{own}")
+
+
+def _of_class_weight(node: Any) -> Iterator[Problem]:
+    key = "model.class_weight"
+    if not isinstance(node, Mapping) or not node:
+        yield Problem(key, f"is {node!r}, must be a weight for each class, such as {{0: 1.0, 1: 5.0}}")
+        return
+    for name, weight in node.items():
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not weight >= 0:
+            yield Problem(f"{key}.{name}", f"is {weight!r}, must be a number of 0 or more")
+
+
+def _of_consistency(config: RunConfig) -> list[Problem]:
+    """All problems that are known before the addresses of a cluster are."""
+    return [*worker_problems(config, config.num_training_workers), *_of_the_mode(config), *_of_late_gradients(config)]
+
+
+def worker_problems(config: RunConfig, num_workers: int | None) -> list[Problem]:
+    """Problems that depend on the number of workers.
+
+    Args:
+      num_workers: None where the addresses of workers are not known yet.
+    """
+    problems = []
+    for worker, seconds in (config.cluster.slow_workers or {}).items():
+        if not isinstance(seconds, int | float) or not seconds >= 0:  # OmegaConf lets lists pass
+            problems.append(Problem("cluster.slow_workers", f"is {seconds!r} for worker {worker}, must be 0 or more"))
+        if worker < 0 or (num_workers is not None and worker >= num_workers):
+            last = "" if num_workers is None else f"; the workers are 0 to {num_workers - 1}"
+            problems.append(Problem("cluster.slow_workers", f"names worker {worker}, which does not exist{last}"))
+    mode = config.consistency
+    if not mode.averages or num_workers is None:
+        return problems
+    averaged, least = mode.gradients_per_update(num_workers), mode.min_workers
+    if averaged < 1:
+        message = f"is {num_workers - averaged}, must be less than the number of workers, {num_workers}"
+        problems.append(Problem("consistency.backup_workers", message))
+    elif least is not None and least > averaged:
+        message = f"is {least}, must be at most {averaged}, the number of workers without backup workers"
+        problems.append(Problem("consistency.min_workers", message))
+    return problems
+
+
+def _of_the_mode(config: RunConfig) -> list[Problem]:
+    """Problems of the consistency mode; modes that only take a checkpoint of a run ignore it."""
+    mode = config.consistency
+    if config.mode in OF_A_RUN:
+        return []
+    if mode.needs_parameter_servers and not config.cluster.has_parameter_servers:
+        why = f"which cluster={config.cluster.kind} does not have; choose async"
+        return [Problem("consistency", f"'{mode.kind}' requires parameter servers, {why}")]
+    return mode.problems(config)
+
+
+def _of_late_gradients(config: RunConfig) -> list[Problem]:
+    """Problems of the options of optimizers for stale gradients."""
+    problems, options = [], config.optimizer.options
+    compensation = options.get("delay_compensation")
+    if isinstance(compensation, int | float) and compensation < 0:
+        problems.append(Problem("optimizer.delay_compensation", f"is {compensation}, must be 0 or more"))
+    for name in ("staleness_aware", "delay_compensation"):
+        key = f"optimizer.{name}"
+        if not options.get(name) or config.mode in OF_A_RUN:
+            continue
+        if not config.cluster.has_parameter_servers and not config.consistency.one_process:
+            message = f"requires a known staleness, which cluster={config.cluster.kind} does not have"
+            problems.append(Problem(key, f"{message}; choose consistency=simulated or parameter servers"))
+        elif config.consistency.averages:
+            message = f"has no effect with consistency={config.consistency.kind}, where no gradient is stale; remove it"
+            problems.append(Problem(key, message))
+        elif config.trainer.dense_sync_every > 1:
+            pushed = (
+                f"gradients of trainer.dense_sync_every={config.trainer.dense_sync_every} steps are pushed together"
+            )
+            problems.append(Problem(key, f"is not supported where {pushed}; set that to 1"))
+    return problems
+
+
 def problems(config: RunConfig) -> list[Problem]:
     """All problems of the combination of a run's pieces."""
     checks = (
@@ -28,7 +275,7 @@ def problems(config: RunConfig) -> list[Problem]:
         _of_data,
         _of_training,
         _of_the_optimizer,
-        consistency_rules.problems,
+        _of_consistency,
         _of_callbacks,
         _of_checkpoints,
         _of_the_sidecar,
@@ -116,11 +363,11 @@ def _of_callbacks(config: RunConfig) -> Iterator[Problem]:
     servers = config.cluster.has_parameter_servers
     one_step = servers or trainer.num_steps_packed == 1  # parameter servers reject save_freq
     checkpoints = config.checkpoint.are_taken
-    yield from keras_callbacks.backup_problems(trainer.callbacks, checkpoints=checkpoints, one_step=one_step)
+    yield from run_config.backup_problems(trainer.callbacks, checkpoints=checkpoints, one_step=one_step)
     if servers:
         scheduled = isinstance(config.optimizer.options.get("learning_rate"), Mapping)
         sharded = config.partitioner.splits
-        yield from keras_callbacks.problems(trainer.callbacks, sharded=sharded, scheduled=scheduled)
+        yield from run_config.callback_problems(trainer.callbacks, sharded=sharded, scheduled=scheduled)
 
 
 def _of_checkpoints(config: RunConfig) -> Iterator[Problem]:
@@ -258,8 +505,8 @@ def _of_monitors(config: RunConfig) -> Iterator[Problem]:
     if config.evaluation.runs_on not in (None, "evaluator"):
         return
     for index, node in enumerate(config.trainer.callbacks):
-        name = keras_callbacks.name_of(node)
-        monitor = node.get("monitor", keras_callbacks.MONITORS.get(name))
+        name = run_config.callback_name(node)
+        monitor = node.get("monitor", run_config.MONITORS.get(name))
         if str(monitor).startswith("val_") and (name != "ModelCheckpoint" or node.get("save_best_only")):
             message = f"{name} monitors {monitor}, which evaluation={config.evaluation.kind} does not provide; use"
             message += " early_stopping, reduce_lr or checkpoint.best_metric"

@@ -1,7 +1,7 @@
 """Reads a configuration node into a dataclass and collects all problems instead of raising the first.
 
 OmegaConf's structured configs check the types. psrun adds the list of all problems, ranges and choices (in the
-metadata of fields), and suggestions for mistyped keys.
+metadata of fields), and suggestions for mistyped keys. `Choice` is the base of the dataclasses that name their code.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ import os
 import re
 import typing
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from psrun import parts
 from psrun.errors import Problem
 
 T = TypeVar("T")
@@ -199,3 +200,22 @@ def _not_allowed(field: dataclasses.Field, value: Any, where: str) -> Iterator[P
     if choices and value not in choices:
         names = ", ".join("null" if each is None else str(each) for each in choices)
         yield Problem(where, f"is {value!r}, must be one of {names}")
+
+
+class Choice:
+    """One choice of a group: its options, and the answers to what the rest of psrun asks about it.
+
+    Attributes:
+      implementation: 'package.module:name' of the code that carries it out; imported when it is needed, because it may
+        import TensorFlow.
+    """
+
+    implementation: ClassVar[str] = ""
+
+    def load(self) -> Any:
+        """Imports and returns the implementation.
+
+        Raises:
+          ImportError, AttributeError: it does not exist.
+        """
+        return parts.load(self.implementation)

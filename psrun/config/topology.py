@@ -1,16 +1,21 @@
-"""The tasks of a cluster of several processes as data: their addresses, and the task of this process."""
+"""The tasks of a cluster of several processes as data: their addresses, the task of this process, and their GPUs."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from psrun.errors import ConfigError, Problem
 
 JOBS = ("chief", "worker", "ps", "evaluator")
 _MASTER = "master"  # the name of the chief in TF_CONFIG before TensorFlow 2
+VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
+_GPU = re.compile(r"nvidia(\d+)")
 
 
 @dataclass(frozen=True, order=True)
@@ -195,3 +200,28 @@ def tf_config(addresses: Mapping[Task, str], me: Task) -> str:
     for task in sorted(addresses):
         cluster.setdefault(task.job, []).append(addresses[task])
     return json.dumps({"cluster": cluster, "task": {"type": me.job, "index": me.index}})
+
+
+def gpus_here(environment: Mapping[str, str] = os.environ, devices: Path = Path("/dev")) -> list[str]:
+    """The CUDA names of the GPUs that are visible to a process with this environment."""
+    if VISIBLE_GPUS in environment:
+        names = [name.strip() for name in environment[VISIBLE_GPUS].split(",")]
+        return names[: names.index("-1")] if "-1" in names else [name for name in names if name]
+    matches = (_GPU.fullmatch(path.name) for path in devices.glob("nvidia*"))
+    return sorted((match[1] for match in matches if match), key=int)
+
+
+def gpus_of_task(task: Task, tasks: Iterable[Task], gpus: list[str]) -> dict[str, str]:
+    """Environment variables of a task of parameter server training, if all tasks are on one machine with `gpus`.
+
+    TensorFlow allocates the memory of all visible GPUs: each worker gets an equal share of the GPUs, the other tasks
+    get none. Empty if nothing has to be set.
+    """
+    workers = sorted((each for each in tasks if each.job == "worker"), key=lambda each: each.index)
+    if not gpus or all(each.job != "ps" for each in tasks):
+        return {}
+    share = len(gpus) // max(1, len(workers))
+    if task.job != "worker" or not share:
+        return {VISIBLE_GPUS: "-1"}
+    first = workers.index(task) * share
+    return {VISIBLE_GPUS: ",".join(gpus[first : first + share])}

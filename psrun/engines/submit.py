@@ -6,8 +6,8 @@ import argparse
 import importlib
 from pathlib import Path
 
-from psrun.cli import hydra_app, resume
-from psrun.config import compose, parse, targets
+from psrun.cli import command_line
+from psrun.config import composition, parse, targets
 from psrun.engines.submission import Submission
 from psrun.errors import ConfigError, ExitCode
 
@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> ExitCode:
     options = _parser().parse_intermixed_args(arguments)
     overrides = [
         *([] if options.config_dir is None else ["--config-dir", options.config_dir]),
-        *resume.with_folder(options.overrides),
+        *command_line.with_resume_folder(options.overrides),
     ]
     if options.multirun:
         raise ConfigError(
@@ -46,8 +46,8 @@ def main(arguments: list[str]) -> ExitCode:
         raise ConfigError(f"{cluster_overrides[0]} contradicts submit {options.engine}; remove it")
     overrides = [*(each for each in overrides if each not in cluster_overrides), f"cluster={options.engine}"]
     apart = options.engine in _WITHOUT_LOCAL_FILES
-    composed = compose.compose(overrides) if apart else hydra_app.composed(overrides)
-    run = parse.load(compose.values(composed), elsewhere=apart)
+    composed = composition.compose(overrides) if apart else command_line.composed(overrides)
+    run = parse.load(composition.values(composed), elsewhere=apart)
     submission = Submission(run, overrides, Path.cwd(), options.dry_run, options.follow)
     return importlib.import_module(ENGINES[options.engine]).submit(submission)
 

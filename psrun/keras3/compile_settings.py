@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 import tf_keras
 
-from psrun.config import keras_names
+from psrun.config import rules
 from psrun.errors import ConfigError, Problem
 from psrun.keras3 import internals
 from psrun.models.model import Model
@@ -96,7 +96,7 @@ def _each(function: Callable[[Any], Any], values: Any) -> Any:
 
 
 def _loss(loss: Any) -> Any:
-    if isinstance(loss, str) and loss not in keras_names.losses():
+    if isinstance(loss, str) and loss not in rules.loss_names():
         loss = keras.losses.get(loss)
     return Keras3Loss(loss) if isinstance(loss, keras.losses.Loss) else loss
 
@@ -136,7 +136,7 @@ def converted_metrics(metrics: Any) -> Any:
 
 
 def _metric(metric: Any) -> Any:
-    if isinstance(metric, str) and not keras_names.is_metric(metric):
+    if isinstance(metric, str) and not rules.is_metric(metric):
         metric = keras.metrics.get(metric)
     return _twin(metric) if isinstance(metric, keras.metrics.Metric) else metric
 

@@ -19,7 +19,7 @@ from keras.src.models.functional import Functional
 from keras.src.random import seed_generator
 from keras.src.utils import naming
 
-from psrun.tf_internals.required import require
+from psrun.tf_internals.names import require
 
 _active: ContextVar[VariableCreation | None] = ContextVar("variable_creation", default=None)
 

@@ -12,8 +12,7 @@ import tensorflow as tf
 from psrun.keras3 import internals
 from psrun.keras3.initial_values import Blocks, OfTable
 from psrun.layers import collection, embedding
-from psrun.layers.base import EmbeddingLayer
-from psrun.layers.layout import Table
+from psrun.layers.lookup import EmbeddingLayer, Table
 
 __all__ = ["Embedding", "EmbeddingCollection", "Table", "TableLayer"]
 

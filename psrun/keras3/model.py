@@ -19,10 +19,10 @@ from psrun.errors import ConfigError, Problem
 from psrun.keras3 import internals
 from psrun.keras3.assignments import Assignments
 from psrun.keras3.layers import TableLayer
-from psrun.layers.adapter import AdaptedModel
 from psrun.layers.collection import EmbeddingCollection
+from psrun.program.adapters import AdaptedModel
 from psrun.tf_internals.names import name_of
-from psrun.tf_internals.variables import shards_of
+from psrun.tf_internals.strategies import shards_of
 
 # Larger tables of keras.layers.Embedding are refused: each of its ids is checked by nobody, and neighbouring ids, which
 # are often alike in how frequent they are, share a parameter server.

@@ -13,7 +13,7 @@ from pathlib import Path
 import portpicker
 from rich.console import Console
 
-from psrun.config import gpus
+from psrun.config import topology
 from psrun.config.run_config import RunConfig
 from psrun.config.topology import Task, tf_config
 from psrun.errors import ExitCode, ended
@@ -218,7 +218,7 @@ class TaskProcess(TaskHandle):
         super().start()
         environment = {
             **os.environ,
-            **gpus.of_task(self.task, self._sharing, gpus.here()),
+            **topology.gpus_of_task(self.task, self._sharing, topology.gpus_here()),
             "TF_CONFIG": tf_config(self._addresses, self.task),
             SUPERVISOR_PID: str(os.getpid()),
         }

@@ -25,14 +25,14 @@ from typing import Any
 import psutil
 
 from psrun import process
-from psrun.config import gpus
+from psrun.config import topology
 from psrun.errors import ended
 
 # Of a request or an answer. The longest part is TF_CONFIG; a process with a longer one starts alone.
 MAX_MESSAGE_BYTES = 2**17
 # Variables that act when they are set after TensorFlow was imported. A process that differs from the fork server in
 # any other starts alone.
-_MAY_DIFFER = {"TF_CONFIG", gpus.VISIBLE, process.SUPERVISOR_PID, process.SWEEP_PID}
+_MAY_DIFFER = {"TF_CONFIG", topology.VISIBLE_GPUS, process.SUPERVISOR_PID, process.SWEEP_PID}
 _LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
 _PR_SET_CHILD_SUBREAPER = 36
 _IMPORTED_WITHIN_S = 180.0

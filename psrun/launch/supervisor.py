@@ -11,16 +11,11 @@ from psrun.config import choices
 from psrun.config.topology import CHIEF, Task
 from psrun.errors import ConfigError, ExitCode, PsrunError, final
 from psrun.launch.backend import CLOCK, Backend, Clock, Launch, TaskHandle, end_all
-from psrun.launch.hang_detector import HangDetector, TrainingStatus
-from psrun.launch.recoveries import Recoveries
-from psrun.launch.restart_policy import RestartPolicy
-from psrun.results.console import ConsoleSink
-from psrun.results.events import Event
-from psrun.results.journal import EventReader
+from psrun.launch.losses import HangDetector, Recoveries, RestartPolicy, TrainingStatus
+from psrun.results.console import ConsoleSink, TaskRow, task_table
+from psrun.results.events import Event, EventReader
 from psrun.results.run_folder import is_over
-from psrun.results.system_usage import UsageMeter
-from psrun.results.tables import TaskRow, task_table
-from psrun.results.task_files import age_s, shared
+from psrun.results.task_files import UsageMeter, age_s, shared
 
 _ROUND_S = 0.1
 _VIEW_EVERY_S = 0.5

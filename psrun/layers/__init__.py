@@ -2,6 +2,6 @@
 
 from psrun.layers.collection import EmbeddingCollection
 from psrun.layers.embedding import Embedding
-from psrun.layers.layout import Table
+from psrun.layers.lookup import Table
 
 __all__ = ["Embedding", "EmbeddingCollection", "Table"]

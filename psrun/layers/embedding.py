@@ -8,10 +8,8 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
-from psrun.layers import pooling
-from psrun.layers.base import DeduplicationChoice, EmbeddingLayer, check
-from psrun.layers.fetch import Fetch, check_options
-from psrun.layers.layout import RowOrder
+from psrun.layers import lookup
+from psrun.layers.lookup import DeduplicationChoice, EmbeddingLayer, Fetch, RowOrder, check, check_options
 from psrun.tf_internals.tracing import stop_recording
 
 OPTIONS = ("input_dim", "output_dim", "deduplicate", "wire", "oov", "combiner")
@@ -31,7 +29,8 @@ class Embedding(EmbeddingLayer):
       output_dim: numbers per row.
       embeddings_initializer, embeddings_regularizer: as in Keras; a regularizer makes each step read the whole table.
       deduplicate: whether an id that occurs several times in a batch is fetched once, and its gradients summed before
-        they are sent. 'auto': decided by the ids of the first batch (see `lookups.decide`); false until then.
+        they are sent. 'auto': decided by the ids of the first batch
+        (see `embeddings.decide_deduplication`); false until then.
       wire: 'float32', or 'bfloat16' to send rows and gradients rounded to 8 significant bits. The table keeps float32.
       oov: for ids below 0 or from `input_dim` on: 'error', or 'row' for one row that they share.
       combiner: how the rows of an example's ids are pooled: 'sum', 'mean', 'sqrtn' or 'max'; None: they are not.
@@ -72,7 +71,7 @@ class Embedding(EmbeddingLayer):
                 f"a table of {input_dim} x {output_dim}: both must be positive, the rows below 2**31 - 1024"
             )
         check_options(deduplicate, wire, oov)
-        pooling.check_combiner(combiner, "combiner")
+        lookup.check_combiner(combiner, "combiner")
         self.input_dim = input_dim
         self.output_dim = output_dim
         self.embeddings_initializer = tf_keras.initializers.get(embeddings_initializer)
@@ -116,21 +115,21 @@ class Embedding(EmbeddingLayer):
         return tf.bitwise.bitwise_and(ids, (1 << bits) - 1) * column_rows + tf.bitwise.right_shift(ids, bits)
 
     def call(self, ids: Any, weights: Any = None) -> tf.Tensor:
-        checked = pooling.checked_weights(ids, weights, self.combiner, f"{self.name}: the input")
+        checked = lookup.checked_weights(ids, weights, self.combiner, f"{self.name}: the input")
         rows = self.fetched(ids).rows()
         if self.combiner is None:
-            vectors = pooling.shaped(rows.gathered(), ids)
+            vectors = lookup.shaped(rows.gathered(), ids)
         else:
-            vectors = pooling.pooled(rows, [ids], self.combiner, [checked])[0]
+            vectors = lookup.pooled(rows, [ids], self.combiner, [checked])[0]
         return tf.cast(vectors, self.compute_dtype)
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
-        return pooling.mask(inputs) if self.combiner is None else None
+        return lookup.mask(inputs) if self.combiner is None else None
 
     def fetch(self, ids: Any) -> Fetch:
-        pooling.check_lists(ids, f"{self.name}: the input")
+        lookup.check_lists(ids, f"{self.name}: the input")
         with stop_recording():
-            positions = self.position(pooling.values_of(ids))
+            positions = self.position(lookup.values_of(ids))
         return Fetch(self.embeddings, positions, deduplicate=self.deduplicate is True, wire=self.wire)
 
     @property
@@ -139,7 +138,7 @@ class Embedding(EmbeddingLayer):
 
     def undecided(self, ids: Any) -> list[DeduplicationChoice]:
         decide = functools.partial(setattr, self, "deduplicate")
-        return [DeduplicationChoice(self.name, self.position(pooling.values_of(ids)), decide)]
+        return [DeduplicationChoice(self.name, self.position(lookup.values_of(ids)), decide)]
 
     def get_config(self) -> dict[str, Any]:
         return {

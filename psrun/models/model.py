@@ -1,4 +1,4 @@
-"""The return value of model functions, and layers that several models share."""
+"""The return value of model functions, layers that several models share, and the models dense, embedding and cnn."""
 
 from __future__ import annotations
 
@@ -271,3 +271,44 @@ def refuse_single_files(network: tf_keras.Model) -> None:
 
     network.save = refusing(network.save)
     network.save_weights = refusing(network.save_weights)
+
+
+def dense(source: DataSource, *, hidden_units: Sequence[int] = (64, 32)) -> Model:
+    """ReLU layers of `hidden_units` on all float features but lists."""
+    preprocessing, num_ids = prepared(source)
+    tensors = network_inputs(source, num_ids)
+    network = tf_keras.Model(tensors, head(hidden(floats(tensors), hidden_units), source))
+    unused = [name for name, feature in source.features.items() if name in num_ids or feature.is_list]
+    return Model(network, preprocessing, unused=unused)
+
+
+def embedding(source: DataSource, *, embedding_dim: int = 20) -> Model:
+    """Embeds each feature with ids in its own table, and averages over its values.
+
+    The tables have shape (ids, embedding_dim); with a vocabulary, row 0 is for values outside of it.
+    """
+    refuse_lists(source, "embedding")
+    preprocessing, num_ids = prepared(source)
+    tensors = network_inputs(source, num_ids)
+    averaged = [
+        tf_keras.layers.GlobalAveragePooling1D()(tf_keras.layers.Embedding(size, embedding_dim)(tensors[name]))
+        for name, size in num_ids.items()
+    ]
+    unused = [name for name in source.features if name not in num_ids]
+    return Model(tf_keras.Model(tensors, head(concatenated(averaged), source)), preprocessing, unused=unused)
+
+
+def cnn(source: DataSource, *, filters: Sequence[int] = (16, 32), hidden_units: Sequence[int] = (64,)) -> Model:
+    """3 x 3 convolutions, each followed by max pooling, then ReLU layers, on the only image feature of the data."""
+    refuse_lists(source, "cnn")
+    images = [name for name, feature in source.features.items() if len(feature.shape) == 3]
+    if len(source.features) != 1 or not images:
+        there = ", ".join(source.features)
+        raise ArgumentError(("", f"cnn takes one feature of images; the data has {there}; choose another model"))
+    tensors = inputs(dict(source.features))
+    (tensor,) = tensors.values()
+    for channels in filters:
+        tensor = tf_keras.layers.Conv2D(channels, 3, padding="same", activation="relu")(tensor)
+        tensor = tf_keras.layers.MaxPooling2D()(tensor)
+    tensor = hidden(tf_keras.layers.Flatten()(tensor), hidden_units)
+    return Model(tf_keras.Model(tensors, head(tensor, source)))

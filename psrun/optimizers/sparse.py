@@ -3,23 +3,198 @@
 Each is the tf-keras optimizer of that name, except for sparse gradients: the parameter server that holds the shard, not
 the worker, sums duplicates, and only the used rows and their slots are read and written. tf-keras applies dense
 gradients.
+
+Each has options for stale gradients: a smaller learning rate, and compensated gradients. The staleness of an update is
+the number of updates applied between the read of its weights and its own application.
 """
 
 from __future__ import annotations
 
 import abc
+import contextlib
 import functools
-from collections.abc import Sequence
+import uuid
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 import tf_keras
 
-from psrun.optimizers import rows
-from psrun.optimizers.late_gradients import LateGradients
-from psrun.tf_internals import optimizers as internals
+from psrun.layers.collection import TableOffsets, table_offsets
+from psrun.layers.lookup import are_distinct, check
+from psrun.tf_internals import keras as internals
+from psrun.tf_internals.keras import SlotOptimizer, unscaled
 from psrun.tf_internals.names import split_name
-from psrun.tf_internals.optimizers import SlotOptimizer
+from psrun.tf_internals.tracing import not_inlined
+
+LATE_GRADIENTS_OPTIONS = ("staleness_aware", "delay_compensation")
+NOT_FINITE = "not finite: the gradient of"
+
+
+class LateGradients(tf_keras.optimizers.Optimizer):
+    """A base class before a tf-keras optimizer.
+
+    Args:
+      staleness_aware: whether the learning rate of an update is divided by its staleness, if that is greater than 0.
+        Zhang, Gupta, Lian, Liu: Staleness-Aware Async-SGD for Distributed Deep Learning, IJCAI 2016.
+      delay_compensation: lambda: a gradient g of dense weights becomes g + lambda g g (w_now - w_read). Zheng et al.:
+        Asynchronous Stochastic Gradient Descent with Delay Compensation, ICML 2017.
+
+    Attributes:
+      staleness: of the update that is applied; None outside of `applying_late`.
+    """
+
+    staleness: Any = None
+
+    def __init__(
+        self, *args: Any, staleness_aware: bool = False, delay_compensation: float = 0.0, **kwargs: Any
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        if delay_compensation < 0:
+            raise ValueError(f"delay_compensation is {delay_compensation}, must be 0 or more")
+        self.staleness_aware = staleness_aware
+        self.delay_compensation = delay_compensation
+
+    @property
+    def learning_rate(self) -> Any:
+        """The learning rate; while an update is applied by a staleness-aware optimizer, that of the update."""
+        rate = super().learning_rate
+        if self.staleness is None:
+            return rate
+        with tf.device(self.staleness.device):
+            return rate / tf.cast(tf.reshape(tf.maximum(self.staleness, 1), []), rate.dtype)
+
+    @learning_rate.setter
+    def learning_rate(self, rate: Any) -> None:
+        tf_keras.optimizers.Optimizer.learning_rate.fset(self, rate)
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), **{name: getattr(self, name) for name in LATE_GRADIENTS_OPTIONS}}
+
+
+def is_staleness_aware(optimizer: Any) -> bool:
+    """Whether the learning rate of an update depends on its staleness."""
+    return getattr(unscaled(optimizer), "staleness_aware", False)
+
+
+@contextlib.contextmanager
+def applying_late(optimizer: Any, staleness: tf.Tensor | None) -> Iterator[None]:
+    """In this context a staleness-aware optimizer applies an update.
+
+    Args:
+      staleness: of the update, an integer, of shape () or (1,); None if it is not known.
+    """
+    if staleness is None or not is_staleness_aware(optimizer):
+        yield
+        return
+    inner = unscaled(optimizer)
+    inner.staleness = staleness
+    try:
+        yield
+    finally:
+        inner.staleness = None
+
+
+def compensation_factor(optimizer: Any) -> float:
+    """The factor of `compensated_gradient`; 0 for none."""
+    return getattr(unscaled(optimizer), "delay_compensation", 0.0)
+
+
+def compensated_gradient(gradient: tf.Tensor, now: tf.Tensor, read: tf.Tensor, factor: float) -> tf.Tensor:
+    """An estimate of the gradient at the weights `now`, from one at the weights `read`: all of one shape."""
+    return gradient + tf.cast(factor, gradient.dtype) * tf.square(gradient) * (now - read)
+
+
+# A function of the used rows of the variable and of its slots, the gradients summed by row, and further numbers; it
+# returns the new rows of each.
+Formula = Callable[..., Sequence[tf.Tensor]]
+
+
+def replace_rows(
+    variables: Sequence[tf.Variable],
+    formula: Formula,
+    gradient: tf.IndexedSlices,
+    *numbers: tf.Tensor,
+    label: str,
+    lock: tf.CriticalSection | None = None,
+    distinct: bool = False,
+) -> None:
+    """Replaces the rows that a gradient uses by the results of `formula`.
+
+    TensorFlow's sparse kernels process rows one by one, in one thread; gathering them, computing all at once and
+    scattering them is faster. This is a read and a later write: of two concurrent updates of a row one is lost, unless
+    a lock separates them.
+
+    Args:
+      variables: a variable and its slots, all on one device and with the same first axis.
+      gradient: may contain a row several times.
+      numbers: further arguments of the formula.
+      label: the name of the variable in messages.
+      distinct: whether the gradient contains no row several times.
+
+    Raises:
+      tf.errors.InvalidArgumentError: when run: the gradient is not finite. No part of it is applied.
+    """
+    rows = gradient.indices
+    summed = gradient.values
+    if not distinct:
+        rows, position = tf.unique(rows)
+        summed = tf.math.unsorted_segment_sum(summed, position, tf.size(rows))
+    # A bad weight that all examples use shows in the next loss; a bad row that is rarely used would go unnoticed.
+    # Checking each number would cost 2 % of a step, checking their sum costs nothing.
+    with tf.control_dependencies(_check_finite(summed, rows, label, table_offsets(variables[0]))):
+        summed = tf.identity(summed)
+
+    def put() -> tf.Tensor:
+        new_values = formula(*(tf.gather(variable, rows) for variable in variables), summed, *numbers)
+        updates = [variable.scatter_update(tf.IndexedSlices(new, rows)) for variable, new in zip(variables, new_values)]
+        with tf.control_dependencies([each for each in updates if each is not None]):
+            return tf.size(rows)
+
+    if lock is None:
+        put()
+    else:
+        lock.execute(put)
+
+
+def _check_finite(summed: tf.Tensor, rows: tf.Tensor, label: str, held: TableOffsets | None) -> list[Any]:
+    """The check that gradients are finite; of a stack it names the table of the first row that is not."""
+    if held is None:
+        return [tf.debugging.check_numerics(tf.reduce_sum(summed), f"{NOT_FINITE} {label}")]
+    by_row = tf.reduce_sum(summed, axis=-1)
+    # At most one row, mostly none: a batch need not use a row of each shard, so that there may be no first row at all.
+    first = tf.gather(rows, tf.where(~tf.math.is_finite(by_row))[:1, 0])
+    table = tf.searchsorted(tf.constant(held.offsets, tf.int32), tf.cast(first, tf.int32), side="right") - 1
+    names = tf.gather(tf.constant(held.names), table)
+    return check(tf.math.is_finite(tf.reduce_sum(by_row)), f"{NOT_FINITE} table", names)
+
+
+def row_update(variables: Sequence[tf.Variable], formula: Formula, *, label: str, locking: bool) -> Callable[..., None]:
+    """`replace_rows` for these variables and this formula, on their device, optionally under a lock.
+
+    It is a separate function that is not inlined. TensorFlow orders all lock releases within one function, of whichever
+    lock: two workers with several steps on several tables in one function would deadlock. And inlining leaves nodes for
+    the arguments on any of their devices, so that rows would travel to the worker and back, and checks would wait for
+    those of all other tables. If a worker is lost while it waits for the lock, the lock no longer excludes others.
+    """
+    device = variables[0].device
+    lock = None
+    if locking:
+        with tf.init_scope(), tf.device(device):
+            lock = tf.CriticalSection(shared_name=f"rows-{uuid.uuid4().hex}")  # without a name, all locks would be one
+
+    def update(distinct: bool, indices: tf.Tensor, values: tf.Tensor, *numbers: tf.Tensor) -> None:
+        gradient = tf.IndexedSlices(values, indices)
+        with tf.device(device):  # CriticalSection acquires the lock only when the numbers are available
+            replace_rows(variables, formula, gradient, *numbers, label=label, lock=lock, distinct=distinct)
+
+    function = not_inlined(update)
+
+    def called(gradient: tf.IndexedSlices, *numbers: tf.Tensor) -> None:
+        with tf.device(device):
+            function(are_distinct(gradient.indices), gradient.indices, gradient.values, *numbers)
+
+    return called
 
 
 class _RowOptimizer(SlotOptimizer, LateGradients):
@@ -65,7 +240,7 @@ class _RowOptimizer(SlotOptimizer, LateGradients):
         for variable in var_list:
             key = self.variable_key(variable)
             if key not in self._updaters and "/job:ps" in (variable.device or ""):
-                self._updaters[key] = rows.replacing(
+                self._updaters[key] = row_update(
                     [variable, *self._beside(variable)], self._formula, label=_label(variable), locking=self.locking
                 )
 
@@ -92,7 +267,7 @@ class _RowOptimizer(SlotOptimizer, LateGradients):
         if update is not None:
             update(gradient, *numbers)
         else:
-            rows.replace([variable, *self._beside(variable)], self._formula, gradient, *numbers, label=_label(variable))
+            replace_rows([variable, *self._beside(variable)], self._formula, gradient, *numbers, label=_label(variable))
 
     def _dense_step(self, gradient: tf.Tensor, variable: tf.Variable) -> None:
         """Applies a dense gradient."""

@@ -1,8 +1,12 @@
-"""Checks each batch against what its data source declares: labels by the task, and features by type, shape and NaN.
+"""Batches: their specs, the lists among their features, and the checks of their values.
 
-Arrays in memory are checked as a whole before the training (`check_arrays`), and a source may check its examples itself
-(`DataSource.is_checked`). Other batches, and those of evaluations, are checked in the input pipeline, where no step
-waits for it. A wrong value raises InvalidArgumentError with a text that `message_in` finds.
+Models get lists as RaggedTensors. The data source declares what is right: labels by the task,
+features by type, shape and NaN.
+
+Arrays in memory are checked as a whole before the training (`check_arrays`), and a source may check
+its examples itself (`DataSource.is_checked`). Other batches, and those of evaluations, are checked
+in the input pipeline, where no step waits for it. A wrong value raises InvalidArgumentError with a
+text that `wrong_data_in` finds.
 """
 
 from __future__ import annotations
@@ -18,20 +22,195 @@ import numpy as np
 import tensorflow as tf
 import tf_keras
 
+from psrun.data.lists import COMBINERS, length_name
 from psrun.data.source import ArraySource, DataSource, Feature, task_of, trains_by_number
 from psrun.errors import ConfigError, DataError, Problem
-from psrun.layers.base import check
-from psrun.models.model import Model
+from psrun.layers import lookup
+from psrun.layers.lookup import check
+from psrun.models.model import Model, is_ragged
+from psrun.program.adapters import AdaptedModel
+from psrun.tf_internals import keras
 
+_LIST_SPECS = (tf.RaggedTensorSpec, tf.SparseTensorSpec)
 _MARK = "unexpected data: "
 _FOUND = re.compile(rf"assertion failed: \[{_MARK}(.*?)\]((?: \[[^\]]*\])*)")
 _SCANNED_ROWS = 8192  # that are looked at together
 _FRACTIONS = "; for labels between 0 and 1, set model.loss and model.metrics"
+
+
+def any_number(examples: Any) -> tf.TypeSpec:
+    """The spec of a batch for any number of examples."""
+    shape = [None, *examples.shape[1:]]
+    if isinstance(examples, tf.RaggedTensorSpec):
+        return tf.RaggedTensorSpec(shape, examples.dtype, examples.ragged_rank, examples.row_splits_dtype)
+    return tf.TensorSpec(shape, examples.dtype)
+
+
+def zeros(
+    spec: tf.TensorSpec | tf.RaggedTensorSpec, batch_size: int = 1, num_values: int = 1
+) -> tf.Tensor | tf.RaggedTensor:
+    """Zeros, or empty strings, for a spec with the batch as first axis; lists, and other axes of unknown length, have
+    `num_values` values.
+    """
+    if isinstance(spec, tf.RaggedTensorSpec):
+        values = zeros(tf.TensorSpec([None, *spec.shape[2:]], spec.dtype), batch_size * num_values)
+        splits = num_values * tf.range(batch_size + 1, dtype=spec.row_splits_dtype)
+        return tf.RaggedTensor.from_row_splits(values, splits)
+    shape = [batch_size, *(num_values if size is None else size for size in spec.shape[1:])]
+    return tf.fill(shape, "") if spec.dtype == tf.string else tf.zeros(shape, spec.dtype)
+
+
+def spec_of(value: Any) -> tf.TypeSpec:
+    """The spec of a value, or the spec that it is: a traced function has specs of its tensors, but no others."""
+    return value if isinstance(value, tf.TypeSpec) else tf.type_spec_from_value(value)
+
+
+@contextlib.contextmanager
+def checking_list_inputs(network: tf_keras.Model, features: Any) -> Iterator[None]:
+    """Checks the inputs of a network; raises errors of a model that is called within on lists, with their names.
+
+    Args:
+      features: the specs of a batch, as the network gets it.
+
+    Raises:
+      ConfigError: an input takes lists and the data has none, or the other way round; or a call failed.
+    """
+    _check_list_inputs(network, features)
+    try:
+        yield
+    except (TypeError, ValueError, AttributeError, NotImplementedError) as error:
+        specs = features.items() if isinstance(features, Mapping) else [("its input", features)]
+        lists = [name for name, spec in specs if isinstance(spec, tf.RaggedTensorSpec)]
+        if not lists:
+            raise
+        message = f"cannot be called on the features, of which {', '.join(lists)} are lists (RaggedTensor)"
+        raise ConfigError([Problem("model", f"{message}: {type(error).__name__}: {error}")]) from error
+
+
+def _check_list_inputs(network: tf_keras.Model, features: Any) -> None:
+    problems = []
+    inputs = _takes_lists(network)
+    if not isinstance(features, Mapping):
+        flat = tf.nest.flatten(features)
+        features = dict(zip(inputs, flat)) if len(flat) == len(inputs) else {}
+    for name in (each for each in inputs if each in features):
+        takes_lists = inputs[name]
+        if isinstance(features[name], tf.RaggedTensorSpec) and not takes_lists:
+            message = f"its input {name} takes one value per example, but the data has lists (RaggedTensor)"
+            problems.append(Problem("model", f"{message}; use tf_keras.Input((None,), ragged=True), or remove {name}"))
+        elif takes_lists and not isinstance(features[name], tf.RaggedTensorSpec):
+            message = f"its input {name} takes lists (RaggedTensor), but the data has {features[name].shape}"
+            problems.append(Problem("model", f"{message}; declare the feature with max_values"))
+    if problems:
+        raise ConfigError(problems)
+
+
+def _takes_lists(network: tf_keras.Model) -> Mapping[str, bool]:
+    """Whether they take lists, by the names of inputs."""
+    if isinstance(network, AdaptedModel):
+        return network.lists_by_input()
+    return {name: is_ragged(tensor) for name, tensor in keras.declared_inputs(network).items()}
+
+
+def mean_list_lengths(batch: Any, dataset: Callable[[], tf.data.Dataset]) -> Any:
+    """The mean number of values of the lists in a batch, at least 1; 1 for other tensors.
+
+    Args:
+      batch: its spec.
+      dataset: called if there are lists, for the first batch.
+    """
+    if not any(isinstance(spec, tf.RaggedTensorSpec) for spec in tf.nest.flatten(batch)):
+        return tf.nest.map_structure(lambda spec: 1, batch)
+
+    def length(value: Any) -> int:
+        if not isinstance(value, tf.RaggedTensor):
+            return 1
+        return max(1, round(float(tf.reduce_mean(tf.cast(value.row_lengths(), tf.float32)))))
+
+    return tf.nest.map_structure(length, next(iter(dataset())))
+
+
+def ragged_features(features: Any) -> Any:
+    """Features with SparseTensors as RaggedTensors; the indices must be in their canonical order."""
+    return tf.nest.map_structure(
+        lambda value: lookup.ragged(value) if isinstance(value, tf.SparseTensor) else value, features
+    )
+
+
+def check_list_features(features: Mapping[str, Feature], batch: Any) -> None:
+    """Checks the lists that a data source declares.
+
+    Args:
+      batch: its spec, as the source yields it.
+
+    Raises:
+      ConfigError: a list is not a RaggedTensor or SparseTensor, or its options contradict each other.
+    """
+    specs = batch[0] if isinstance(batch, tuple) and isinstance(batch[0], Mapping) else {}
+    problems = [
+        Problem("data", f"feature {name} of the data source {message}")
+        for name, feature in features.items()
+        for message in _wrong_list(name, feature, features, specs.get(name))
+    ]
+    if problems:
+        raise ConfigError(problems)
+
+
+def note_spec(specs: list[Any], batch: Any) -> None:
+    """Appends the spec of a batch, in a function that is being traced."""
+    specs.append(tf.nest.map_structure(tf.type_spec_from_value, batch))
+
+
+@contextlib.contextmanager
+def checking_noted_spec(specs: Sequence[Any], check: Callable[[Any], None]) -> Iterator[None]:
+    """Checks the first spec that was noted in this context, and so before an error within it."""
+    try:
+        yield
+    finally:
+        for spec in specs[:1]:
+            check(spec)
+
+
+def _wrong_list(name: str, feature: Feature, features: Mapping[str, Feature], spec: Any) -> Iterator[str]:
+    if not feature.is_list:
+        if isinstance(spec, _LIST_SPECS):
+            kind = type(spec).__name__.removesuffix("Spec")
+            yield f"is a {kind}; declare it as Feature((None,), dtype, max_values=...)"
+    else:
+        yield from _wrong_list_kind(feature, spec)
+        yield from _wrong_list_options(name, feature, features)
+
+
+def _wrong_list_kind(feature: Feature, spec: Any) -> Iterator[str]:
+    if isinstance(spec, _LIST_SPECS):
+        nested = isinstance(spec, tf.RaggedTensorSpec) and spec.ragged_rank != 1
+        if nested or spec.shape.rank != 2 or spec.dtype != feature.dtype:
+            kind = f"a {type(spec).__name__.removesuffix('Spec')} of {spec.dtype.name} and shape {spec.shape}"
+            yield f"is {kind}; a list of {tf.as_dtype(feature.dtype).name} has the shape (batch, None)"
+    elif spec is not None:
+        yield f"has max_values={feature.max_values}, but is a {type(spec).__name__}; yield a tf.RaggedTensor"
+
+
+def _wrong_list_options(name: str, feature: Feature, features: Mapping[str, Feature]) -> Iterator[str]:
+    if length_name(name) in features:
+        yield f"is a list, and {length_name(name)} is the name of its lengths in exports; rename that feature"
+    if feature.shape != (None,):
+        yield f"has max_values={feature.max_values} and the shape {feature.shape}; the shape of lists is (None,)"
+    if feature.combiner is not None and feature.combiner not in COMBINERS:
+        yield f"has the combiner {feature.combiner!r}; choose one of {', '.join(COMBINERS)}, or None"
+    if feature.weights is not None:
+        weights = features.get(feature.weights)
+        if weights is None or not weights.is_list or weights.dtype != tf.float32:
+            yield f"has the weights {feature.weights!r}; these must be a feature of float32 with max_values"
+        if feature.combiner == "max":
+            yield "has weights and the combiner 'max', which has no weights; remove one of them"
+
+
 # Of values, whether each is right.
 _Check = Callable[[tf.Tensor], tf.Tensor]
 
 
-def message_in(error: str) -> str | None:
+def wrong_data_in(error: str) -> str | None:
     """What is wrong with the data, in the text of TensorFlow's error; None for other errors."""
     found = _FOUND.search(error)
     if found is None:
@@ -71,7 +250,7 @@ def data_errors() -> Iterator[None]:
     try:
         yield
     except tf.errors.InvalidArgumentError as error:
-        message = message_in(str(error))
+        message = wrong_data_in(str(error))
         if message is None:
             raise
         raise DataError(message) from error
@@ -94,7 +273,7 @@ def evaluated(
 
 
 def check_spec(source: DataSource, batch: Any) -> None:
-    """Checks types and shapes of the features in a batch; `list_inputs.check_features` checks the lists.
+    """Checks types and shapes of the features in a batch; `check_list_features` checks the lists.
 
     A type of the same kind, such as float64 for float32, is right, and integers for floats.
 

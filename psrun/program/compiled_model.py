@@ -1,9 +1,14 @@
-"""The program of a run: data, model, optimizer, loss and metrics, built in the strategy's scope."""
+"""The program of a run: data, model, optimizer, loss and metrics, built in the strategy's scope.
+
+Its training batches have the weights of their classes, as with Keras' `fit(class_weight=...)`. A
+model's own `train_step` returns values: its training reports and checks them, as Keras' `fit` does.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,11 +18,11 @@ import tf_keras
 from psrun import parts
 from psrun.cluster.strategy import Distribution
 from psrun.config.run_config import RunConfig
-from psrun.data import autoshard, labels
-from psrun.data.order import Order
+from psrun.data import loading
 from psrun.data.source import (
     ByNumber,
     DataSource,
+    Order,
     checked_dataset,
     converted_batches,
     endless,
@@ -28,20 +33,226 @@ from psrun.data.source import (
     trains_by_number,
 )
 from psrun.errors import ConfigError, Problem
-from psrun.metrics.gathered import GatheredMetric, Gathering, name_in
 from psrun.models.model import Model
-from psrun.program import class_weights, list_inputs, lookups, objective
-from psrun.program.batch_checks import BatchChecks, Place, check_spec, evaluated, is_scanned
-from psrun.program.evaluation_sizes import eval_batch_size
-from psrun.program.example_counter import ExamplesSeen
-from psrun.program.train_step import OwnTrainStep
-from psrun.program.zeros import spec_of, zeros
-from psrun.tf_internals import optimizers
-from psrun.tf_internals.tracing import unconverted
+from psrun.parts import GatheredMetric, Gathering, name_of_output_metric
+from psrun.program import batch_checks, embeddings, objective
+from psrun.program.batch_checks import BatchChecks, Place, check_spec, evaluated, is_scanned, spec_of, zeros
+from psrun.program.objective import ExamplesSeen
+from psrun.tf_internals import keras
+from psrun.tf_internals.names import replace
+from psrun.tf_internals.strategies import being_scheduled
+from psrun.tf_internals.tracing import converted, unconverted
 
+_CLASS_WEIGHT = "model.class_weight"
+# A model that overrides one of these decides what a step returns.
+_OF_STEP = ("train_step", "compute_loss", "compute_metrics", "get_metrics_result")
 # The shuffles of workers must differ, and so must those of adjacent seeds in a sweep.
 _SEED_STRIDE = 1_000_003
 _STEP_STRIDE = 7919
+
+
+def weights_by_class(class_weight: Mapping[Any, float], source: DataSource, names: Sequence[str] | None) -> list[float]:
+    """The weights of the classes 0, 1 and so on, from those by the number or the name of the class.
+
+    Raises:
+      ConfigError: the weights do not match the classes of the data.
+    """
+    task = task_of(source)
+    if task == "regression":
+        raise ConfigError([Problem(_CLASS_WEIGHT, "requires a classification task; got task=regression")])
+    numbers = {name: number for number, name in enumerate(names or ())}
+    weights = {
+        numbers.get(str(name), int(name) if str(name).isdigit() else name): float(weight)
+        for name, weight in class_weight.items()
+    }
+    count = source.num_classes if task == "multiclass" else 2 if task == "binary" else len(weights)
+    if set(weights) != set(range(count)):
+        classes = ", ".join(map(str, weights))
+        message = f"has weights for {classes}, must have one for each of the classes 0 to {count - 1}"
+        raise ConfigError([Problem(_CLASS_WEIGHT, message)])
+    return [weights[number] for number in range(count)]
+
+
+def weights_of_examples(weights: list[float], label: Any, weight: tf.Tensor | None = None) -> tf.Tensor:
+    """The weights of the examples of a batch by their class, multiplied by their own weights.
+
+    Args:
+      label: class numbers, (batch,) or (batch, 1), or one-hot, (batch, classes).
+      weight: (batch,) or (batch, 1); None for 1.
+
+    Raises:
+      ConfigError: there are several labels, one per output.
+    """
+    if tf.nest.is_nested(label):
+        raise ConfigError([Problem(_CLASS_WEIGHT, "requires a model with one output; the labels have several")])
+    if label.shape.rank == 1:
+        classes = label
+    elif label.shape[-1] == 1:
+        classes = tf.squeeze(label, axis=-1)
+    else:
+        classes = tf.argmax(label, axis=-1)
+    if classes.dtype.is_floating:
+        classes = tf.round(classes)
+    by_example = tf.gather(tf.constant(weights), tf.cast(classes, tf.int64))
+    if weight is None:
+        return by_example
+    return weight * tf.reshape(tf.cast(by_example, weight.dtype), tf.shape(weight))
+
+
+def num_eval_batches(run: RunConfig, source: DataSource) -> int:
+    """The number of evaluation batches."""
+    return -(-source.num_eval_examples // eval_batch_size(run))
+
+
+def eval_batch_size(run: RunConfig) -> int:
+    """Examples per evaluation batch."""
+    return run.evaluation.batch_size or run.data.batch_size
+
+
+def num_eval_shards(run: RunConfig, source: DataSource, num_workers: int) -> int:
+    """Shards of Keras' exact evaluation: a few per worker, and at most one per batch, as Keras requires."""
+    return max(1, min(num_eval_batches(run, source), 4 * num_workers))
+
+
+def has_own_step(network: tf_keras.Model) -> bool:
+    """Whether the network itself decides what a training step returns."""
+    return any(
+        getattr(getattr(network, name), "__func__", None) is not getattr(tf_keras.Model, name) for name in _OF_STEP
+    )
+
+
+class OwnTrainStep:
+    """Wraps the `train_step` of a network, and records which values it returns.
+
+    A value that is the result of one of the network's metrics is read from the metric at the end of an epoch, which
+    includes the steps of all workers. Other values are those of the last step.
+
+    Create it in the scope of the strategy, because it has a metric.
+
+    Args:
+      num_replicas: replicas that do a step together; their values are summed, as Keras does.
+
+    Attributes:
+      own_loss: mean of the returned loss over the steps of the epoch; NaN after a step with a NaN.
+    """
+
+    def __init__(self, network: tf_keras.Model, num_replicas: int) -> None:
+        self._network = network
+        self._num_replicas = num_replicas
+        # A tf.function in the step would be a graph in a replica, in which no gradients can be applied.
+        self._own = getattr(network.train_step, "python_function", network.train_step)
+        self.own_loss = tf_keras.metrics.Mean(name="own_loss")
+        self._watched: set[int] = set()
+        self._updated: set[int] = set()
+        self._step = threading.local()  # replicas are traced in threads
+        self._names: tuple[str, ...] = ()
+        self._metrics: dict[str, tf_keras.metrics.Metric] = {}
+        replace(network, "train_step", lambda _: self._do)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the returned values; empty before the first trace."""
+        return self._names
+
+    @property
+    def running_loss(self) -> tf_keras.metrics.Mean:
+        """The metric with the mean loss of the running epoch."""
+        metric = self._metrics.get("loss")
+        return metric if isinstance(metric, tf_keras.metrics.Mean) else self.own_loss
+
+    def trace(self, batch_spec: Any, run: Callable[[Callable[[Any], Any], Any], Any]) -> None:
+        """Traces a step, without running it, to learn its values. Call in the scope of the strategy.
+
+        Args:
+          run: calls a step with a batch on each replica.
+        """
+        tf.function(lambda batch: run(self._network.train_step, batch)).get_concrete_function(batch_spec)
+
+    def results(self, last: Any) -> dict[str, float | None]:
+        """The metrics of an epoch, None for undefined ones; call when its steps are done.
+
+        Args:
+          last: the values of `plain` in the last step; None without a step.
+        """
+        measured = {name: objective.value_of(metric) for name, metric in self._metrics.items()}
+        fetched = last.fetch() if hasattr(last, "fetch") else last
+        values = {name: float(value) for name, value in fetched.items()} if fetched else {}
+        reported = {**values, **measured}
+        return {name: reported[name] for name in self._names if name in reported}
+
+    def plain(self, returned: Mapping[str, Any]) -> dict[str, tf.Tensor] | None:
+        """The values of a step that are in no metric; None if there are none, because closures return values slowly."""
+        return {name: returned[name] for name in self._names if name not in self._metrics} or None
+
+    def _do(self, data: Any) -> Any:
+        self._begin()
+        returned = converted(self._own)(data)
+        self._end(returned)
+        return returned
+
+    def _begin(self) -> None:
+        self._step.results = {}
+        for metric in self._network.metrics:
+            if id(metric) not in self._watched:
+                self._watch(metric)
+
+    def _watch(self, metric: tf_keras.metrics.Metric) -> None:
+        """Records in a step that the metric is updated, and its result."""
+        self._watched.add(id(metric))
+        update_state, result = metric.update_state, metric.result
+
+        def watched_update(*arguments: Any, **options: Any) -> Any:
+            if hasattr(self._step, "results"):
+                self._updated.add(id(metric))
+            return update_state(*arguments, **options)
+
+        def watched_result(*arguments: Any, **options: Any) -> Any:
+            value = result(*arguments, **options)
+            if hasattr(self._step, "results"):
+                self._step.results[id(value)] = (value, metric)  # kept, so that no other tensor gets its id
+            return value
+
+        replace(metric, "update_state", lambda _: watched_update)
+        replace(metric, "result", lambda _: watched_result)
+
+    def _end(self, returned: Any) -> None:
+        results = self._step.results
+        del self._step.results
+        _check_returned(returned)
+        own_metrics = self._network.metrics
+        # For these names `fit` reports the metrics, whatever the values are.
+        by_name = (
+            {metric.name: metric for metric in own_metrics}
+            if {metric.name for metric in own_metrics} == set(returned)
+            else {}
+        )
+        names, metrics = [], {}
+        for name, value in returned.items():
+            result = results.get(id(value))
+            metric = result[1] if result else by_name.get(name)
+            if metric is not None and id(metric) in self._updated:
+                metrics[name] = metric
+            if name in metrics or result is None:  # 0 of a metric without updates is not a result
+                names.append(name)
+        self._names = tuple(names)
+        self._metrics = metrics
+        if "loss" in names and self.running_loss is self.own_loss:
+            loss, count = tf.cast(returned["loss"], tf.float32), self._num_replicas
+            self.own_loss.update_state(loss * count, sample_weight=1 / count)
+
+
+def _check_returned(returned: Any) -> None:
+    """Raises ConfigError if it is not a dict, as Keras requires."""
+    if not isinstance(returned, dict):
+        message = f"its train_step returned {type(returned).__name__}; return a dict of numbers by name"
+        raise ConfigError([Problem("model", message)])
+    for name, value in returned.items():
+        shape = tf.TensorShape(getattr(value, "shape", ()))
+        if shape.rank:
+            message = (
+                f"its train_step returned {name} of shape {shape}; return a scalar, such as tf.reduce_mean({name})"
+            )
+            raise ConfigError([Problem("model", message)])
 
 
 @dataclass(frozen=True)
@@ -94,7 +305,7 @@ class Program:
         """Names of the metrics of gathered examples."""
         names = []
         for output, metrics in self.gathered_metrics.items():
-            names += [name_in(output, metric) for metric in metrics]
+            names += [name_of_output_metric(output, metric) for metric in metrics]
         return names
 
     @functools.cached_property
@@ -141,8 +352,8 @@ class Program:
 
     @functools.cached_property
     def sharding(self) -> str | None:
-        """The policy by which synchronous workers share the training data; see `autoshard.policy`."""
-        return autoshard.policy(self.config, self._batches)
+        """The policy by which synchronous workers share the training data; see `loading.sharding_policy`."""
+        return loading.sharding_policy(self.config, self._batches)
 
     @property
     def own_streams(self) -> bool:
@@ -163,14 +374,14 @@ class Program:
           numbers: makes a dataset of the numbers of the batches to read. Each element is then the number and the batch.
         """
         dataset = self._batches(context, first_step=first_step, num_batches_done=num_batches_done, numbers=numbers)
-        return autoshard.applied(dataset, self.sharding)
+        return loading.sharded(dataset, self.sharding)
 
     @functools.cached_property
     def class_weight(self) -> list[float] | None:
         """The weights of the classes 0, 1, ... in training; None where all are 1."""
         weights = self.config.model_keys.class_weight
-        names = labels.class_names(self.source, self.config.data.label_vocabulary)
-        return None if weights is None else class_weights.by_class(weights, self.source, names)
+        names = loading.class_names(self.source, self.config.data.label_vocabulary)
+        return None if weights is None else weights_by_class(weights, self.source, names)
 
     def _batches(
         self, context: Any = None, *, first_step: int = 0, num_batches_done: int = 0, numbers: Any = None
@@ -182,7 +393,7 @@ class Program:
         if self.distribution.coordinator is not None and context is not None:
             worker = tf.cast(tf.distribute.coordinator.experimental_get_current_worker_index(), tf.int64)
         elif self.config.data.sharding == "off":  # else all would read the same batches at the same time
-            worker = tf.constant(autoshard.index(self.distribution.strategy), tf.int64)
+            worker = tf.constant(loading.worker_index(self.distribution.strategy), tf.int64)
         own = tf.constant(seed, tf.int64) if once else worker + (seed + first_step * _STEP_STRIDE)
         ready = self._ready if self.class_weight is None else self._by_class
         source = self.source
@@ -196,13 +407,13 @@ class Program:
         batch_numbers = endless(num_batches_done) if numbers is None else numbers()
 
         def convert(number: tf.Tensor, examples: tf.Tensor, batch: Any) -> Any:
-            list_inputs.note_spec(specs, batch)
+            batch_checks.note_spec(specs, batch)
             prepared = ready(batch, Place("training", examples))
             return prepared if numbers is None else (number, prepared)
 
         order = self.order or source.order(batch_size)
         specs: list[Any] = []
-        with list_inputs.noted(specs, self._check_spec):
+        with batch_checks.checking_noted_spec(specs, self._check_spec):
             return converted_batches(source, batch_numbers, order, own, convert).prefetch(2)
 
     @functools.cached_property
@@ -231,7 +442,7 @@ class Program:
         if (num_batches := num_batches_of(dataset)) is not None:
             message = f"the training data ends after {num_batches} batches; make it endless with .repeat()"
             raise ConfigError([Problem("data", message)])
-        labels.check_specs(dataset.element_spec[1])
+        loading.check_label_specs(dataset.element_spec[1])
         return dataset.element_spec
 
     @functools.cached_property
@@ -256,7 +467,7 @@ class Program:
     @functools.cached_property
     def to_class_numbers(self) -> Callable[[tf.Tensor], tf.Tensor] | None:
         """Converts a batch of labels to class numbers; None if they are class numbers."""
-        return labels.to_class_numbers(self.source, self.config.data.label_vocabulary)
+        return loading.to_class_numbers(self.source, self.config.data.label_vocabulary)
 
     @property
     def order(self) -> Order | None:
@@ -284,7 +495,7 @@ class Program:
             return self.evaluation_dataset(context, shard=shard)
 
         def with_columns(batch: tuple[Any, ...], place: Place) -> Any:
-            raw = list_inputs.ragged(batch[0])
+            raw = batch_checks.ragged_features(batch[0])
             columns = tuple(each.columns(raw) for each in gatherings)
             features, label, *weight = self._ready(batch, place)
             return features, label, weight[0] if weight else (), columns
@@ -302,7 +513,7 @@ class Program:
         return evaluated(batches, batch_size, ready, first)
 
     def _check_spec(self, batch: Any) -> None:
-        list_inputs.check_features(self.source.features, batch)
+        batch_checks.check_list_features(self.source.features, batch)
         check_spec(self.source, batch)
 
     @functools.cached_property
@@ -320,12 +531,12 @@ class Program:
         if self.to_class_numbers is not None:
             label = self.to_class_numbers(label)
         label = tf.nest.map_structure(_number, label)
-        return (self.model.preprocessed(list_inputs.ragged(features)), label, *weight)
+        return (self.model.preprocessed(batch_checks.ragged_features(features)), label, *weight)
 
     def _by_class(self, batch: tuple[Any, ...], place: Place) -> Any:
         features, label, *weight = self._ready(batch, place)
         assert self.class_weight is not None
-        return features, label, class_weights.weight_of(self.class_weight, label, *weight)
+        return features, label, weights_of_examples(self.class_weight, label, *weight)
 
 
 def _number(label: Any) -> Any:
@@ -339,14 +550,14 @@ def metric_variables(program: Program) -> list[tf.Variable]:
     return [variable for metric in (*program.network.metrics, *own) for variable in metric.variables]
 
 
-def decide_lookups(program: Program) -> list[lookups.Deduplication]:
+def decide_lookups(program: Program) -> list[embeddings.Deduplication]:
     """Decides `deduplicate='auto'` of embedding layers by the first training batch, if a layer has it."""
-    undecided = any(layer.has_undecided for layer in lookups.of(program.network))
+    undecided = any(layer.has_undecided for layer in embeddings.embedding_layers(program.network))
     if program.distribution.coordinator is None or not undecided:
         return []
-    if optimizers.clips(program.optimizer):
+    if keras.clips_gradients(program.optimizer):
         return []  # as Keras, which clips the gradients of all look-ups and then sums those of a row
-    return lookups.decide(program.network, next(iter(program.first_batches))[0])
+    return embeddings.decide_deduplication(program.network, next(iter(program.first_batches))[0])
 
 
 def traced_forward(program: Program) -> Any:
@@ -356,3 +567,31 @@ def traced_forward(program: Program) -> Any:
     return unconverted(lambda batch: program.network(batch, training=False)).get_concrete_function(
         program.batch_spec[0]
     )
+
+
+def check_monitored_metric(key: str, metric: str, program: Program) -> None:
+    """Raises ConfigError if neither epochs nor evaluations of the program have a metric of this name."""
+    names = monitored_metric_names(program)
+    if names and metric not in names:
+        raise ConfigError(
+            [Problem(key, f"is '{metric}', which this run does not have; choose one of {', '.join(names)}")]
+        )
+
+
+def monitored_metric_names(program: Program) -> list[str]:
+    """Names of the metrics of the program's epochs and evaluations.
+
+    None if only the first step reveals them: a custom `train_step` that runs eagerly cannot be traced before.
+    """
+    own = program.own_step
+    usual = [*program.loss_names, *program.metric_names]
+    if own is not None and not own.names:
+        if program.config.trainer.run_eagerly:
+            return []
+        strategy = program.distribution.strategy
+        with strategy.scope(), being_scheduled(strategy):
+            own.trace(program.batch_spec, lambda step, batch: strategy.run(step, args=(batch,)))
+    names = usual if own is None else [*own.names]
+    if program.config.evaluation.runs_on is not None:
+        names += [f"val_{name}" for name in (*usual, *program.gathered_metric_names)]
+    return names

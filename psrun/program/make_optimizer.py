@@ -15,13 +15,13 @@ import tensorflow as tf
 import tf_keras
 
 from psrun.cluster.placement import Placed
-from psrun.config import keras_names, targets
+from psrun.config import rules, targets
 from psrun.config.rules import WITHOUT_AVERAGES
 from psrun.config.run_config import RunConfig
 from psrun.errors import ConfigError, Problem
-from psrun.program import stacks, whole_variables
+from psrun.program import embeddings, whole_variables
 from psrun.program.compiled_model import Program
-from psrun.tf_internals import keras, optimizers
+from psrun.tf_internals import keras
 
 # The second step differs from that of the same optimizer without a function: a test compares them.
 _COUNTS_TRACES = (
@@ -47,7 +47,7 @@ def make_optimizer(run: RunConfig) -> Any:
       ConfigError: it is none of tf-keras, or a legacy one; or as `prepare`.
     """
     optimizer = targets.called(run.optimizer)
-    if not optimizers.is_optimizer(optimizer):
+    if not keras.is_optimizer(optimizer):
         message = f"{run.optimizer.name} returned {optimizer!r}, not an optimizer of tf_keras.optimizers"
         if any(each.__module__.startswith("keras.") for each in type(optimizer).__mro__):
             kind = type(optimizer).__name__
@@ -63,11 +63,11 @@ def make_optimizer(run: RunConfig) -> Any:
 
 def _refuse_legacy(optimizer: Any, key: str, owner: str) -> None:
     """Raises ConfigError at `key` for a legacy optimizer; its message begins with `owner`."""
-    kind = optimizers.legacy_kind(optimizer)
+    kind = keras.legacy_kind(optimizer)
     if kind is None:
         return
-    name = type(optimizers.unscaled(optimizer)).__name__
-    raise ConfigError([Problem(key, f"{owner} {name}, {keras_names.unsupported_legacy(kind)}")])
+    name = type(keras.unscaled(optimizer)).__name__
+    raise ConfigError([Problem(key, f"{owner} {name}, {rules.unsupported_legacy(kind)}")])
 
 
 def prepare(optimizer: Any, run: RunConfig, key: str) -> None:
@@ -81,15 +81,15 @@ def prepare(optimizer: Any, run: RunConfig, key: str) -> None:
         they are traced.
     """
     _refuse_legacy(optimizer, key, "has")
-    inner = optimizers.unscaled(optimizer)
+    inner = keras.unscaled(optimizer)
     kind = type(inner).__name__
     if getattr(inner, "use_ema", False):
         raise ConfigError([Problem(key, f"{kind} has use_ema={inner.use_ema}, {WITHOUT_AVERAGES}")])
     if isinstance(inner, tf_keras.optimizers.Nadam):
         raise ConfigError([Problem(key, f"{kind} {_COUNTS_TRACES}")])
-    optimizers.update_without_momentum(optimizer)
-    optimizers.replace_clipnorm(optimizer, whole_variables.clipped)
-    optimizers.replace_names_without_weight_decay(optimizer, whole_variables.name_of_whole)
+    keras.update_without_momentum(optimizer)
+    keras.replace_clipnorm(optimizer, whole_variables.clipped)
+    keras.replace_names_without_weight_decay(optimizer, whole_variables.name_of_whole)
 
 
 def others_of(network: tf_keras.Model) -> list[Any]:
@@ -106,14 +106,14 @@ def check_steps(program: Program, placed: Iterable[Placed]) -> list[str]:
     Raises:
       ConfigError: an optimizer computes the step of a row from other rows, too.
     """
-    stacked = stacks.tables_in(program.network)
+    stacked = embeddings.tables_in(program.network)
     cut = [name for name in whole_variables.shapes_of_shards(placed) if name not in stacked]
     if not cut and not stacked:
         return []
     problems: list[Problem] = []
     warnings: list[str] = []
     for optimizer, make in _to_try(program):
-        name = type(optimizers.unscaled(optimizer)).__name__
+        name = type(keras.unscaled(optimizer)).__name__
         try:
             if _steps_by_row(optimizer, make):
                 continue
@@ -159,7 +159,7 @@ def like(optimizer: Any, run: RunConfig) -> Any:
 
 def _steps_by_row(optimizer: Any, make: Callable[[], Any]) -> bool:
     """Known for the optimizers of tf-keras and of psrun; tried for others."""
-    inner = optimizers.unscaled(optimizer)
+    inner = keras.unscaled(optimizer)
     if type(inner).__module__.partition(".")[0] in _KNOWN:
         return not isinstance(inner, _BY_ALL_ROWS)
     return equal_in_shards(make)

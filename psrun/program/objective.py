@@ -1,4 +1,10 @@
-"""The loss and metrics of a model: its own, the configured ones or those of the task, over probabilities or logits."""
+"""The loss and metrics of a model: its own, the configured ones or those of the task.
+
+They are over probabilities or logits. The outputs of a model must match the labels: Keras' losses
+and metrics broadcast. Two columns of predictions and one of labels train without an error, as do
+labels (batch,) and predictions (batch, 1, 1); a class without a column is an error of a kernel on a
+worker in the middle of the training.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +18,14 @@ from typing import Any, get_args
 import tensorflow as tf
 import tf_keras
 
-from psrun.config import keras_names
-from psrun.config.keras_names import BY_SHAPE
-from psrun.data.source import Task
+from psrun import metrics, parts
+from psrun.config import rules
+from psrun.config.rules import NAMES_BY_SHAPE
+from psrun.data.source import DataSource, Task, task_of
 from psrun.errors import ConfigError, Problem
-from psrun.layers.adapter import AdaptedModel
-from psrun.metrics import counters, gathered
-from psrun.metrics.gathered import GatheredMetric
 from psrun.models.model import Model
+from psrun.parts import GatheredMetric
+from psrun.program.adapters import AdaptedModel
 from psrun.tf_internals import keras
 
 _BINARY_ACCURACY = ("accuracy", "acc", "binary_accuracy", "binaryaccuracy")
@@ -33,6 +39,7 @@ _OF_BOTH = (
     tf_keras.metrics.SpecificityAtSensitivity,
 )
 _TO_PROBABILITIES = {"binary": tf.sigmoid, "multiclass": tf.nn.softmax}
+_OF_LOSS = ("train_step", "compute_loss")  # a model that overrides one of these is not checked
 
 
 def resolve(
@@ -117,7 +124,7 @@ def metrics_of(model: Model, task: str | None, *, evaluating: bool = False) -> A
 
 def _refuse_probabilities(made: Any, what: str) -> None:
     """Raises ConfigError if there are metrics of probabilities."""
-    of_probabilities: Any = tuple(counters.BY_NAME.values())
+    of_probabilities: Any = tuple(metrics.BY_NAME.values())
     for metric in tf.nest.flatten(made):
         if isinstance(metric, of_probabilities):
             message = f"has {metric.name}, a metric of probabilities, but the model returns {what}; remove it"
@@ -145,23 +152,23 @@ def _map_metrics(change: Callable[[list[Any]], list[Any]], made: Any) -> Any:
 
 
 def _for_training(metric: Any) -> Any:
-    if isinstance(metric, counters.AUC) and metric.bits > _TRAINING_BITS:
-        return counters.AUC.from_config({**metric.get_config(), "bits": _TRAINING_BITS})
+    if isinstance(metric, metrics.AUC) and metric.bits > _TRAINING_BITS:
+        return metrics.AUC.from_config({**metric.get_config(), "bits": _TRAINING_BITS})
     return metric
 
 
 def _usual_metrics(model: Model, task: str | None) -> list[tf_keras.metrics.Metric]:
-    metrics = tf_keras.metrics
+    keras_metrics = tf_keras.metrics
     if task not in get_args(Task):
         return []
     if task == "regression":
-        return [metrics.MeanAbsoluteError(name="mae")]
+        return [keras_metrics.MeanAbsoluteError(name="mae")]
     if task == "multiclass":
-        return [metrics.SparseCategoricalAccuracy(name="accuracy")]
+        return [keras_metrics.SparseCategoricalAccuracy(name="accuracy")]
     threshold = 0.0 if model.from_logits else 0.5
     return [
-        counters.AUC(from_logits=bool(model.from_logits)),
-        metrics.BinaryAccuracy(name="accuracy", threshold=threshold),
+        metrics.AUC(from_logits=bool(model.from_logits)),
+        keras_metrics.BinaryAccuracy(name="accuracy", threshold=threshold),
     ]
 
 
@@ -171,7 +178,7 @@ def _objects(made: Any) -> Any:
         return {output: _objects(items) for output, items in made.items()}
     if isinstance(made, list | tuple):
         return [_objects(item) for item in made]
-    if not isinstance(made, str) or made.lower() in BY_SHAPE:
+    if not isinstance(made, str) or made.lower() in NAMES_BY_SHAPE:
         return made
     if (own := _own_metric(made, from_logits=False)) is not None:
         return own
@@ -188,12 +195,12 @@ def _own_metric(name: str, *, from_logits: bool) -> tf_keras.metrics.Metric | Ga
     Raises:
       ValueError: the number in the name is missing, or is no positive integer.
     """
-    kind = counters.BY_NAME.get(name.lower())
+    kind = metrics.BY_NAME.get(name.lower())
     if kind is not None:
         return kind(from_logits=from_logits)
-    if keras_names.is_of_keras(name):
+    if rules.is_keras_metric(name):
         return None
-    return gathered.by_name(name)
+    return parts.gathered_metric(name)
 
 
 def check_metrics(metrics: Iterable[tf_keras.metrics.Metric], *, weighted: bool) -> None:
@@ -239,7 +246,7 @@ def is_undefined(metric: tf_keras.metrics.Metric) -> bool:
 
     Keras returns 0 or 1 then. An AUC of several labels is Keras' mean of theirs, unless none of these is defined.
     """
-    if isinstance(metric, tuple(counters.BY_NAME.values())):
+    if isinstance(metric, tuple(metrics.BY_NAME.values())):
         return hasattr(metric, "is_undefined") and metric.is_undefined()
     if not isinstance(metric, (*_OF_POSITIVES, *_OF_BOTH)) or not metric.variables:
         return False
@@ -349,7 +356,7 @@ def _configured_metrics(node: Any, from_logits: bool, binary_logits: bool) -> An
             return _one(item, key, tf_keras.metrics.get)
         if item.lower() in _BINARY_ACCURACY and binary_logits:
             return tf_keras.metrics.BinaryAccuracy(name=item, threshold=0.0)
-        if item.lower() in BY_SHAPE:
+        if item.lower() in NAMES_BY_SHAPE:
             return item  # Keras decides by the shapes of label and prediction
         own = _own_metric(item, from_logits=from_logits)
         metric = own or _one(item, key, tf_keras.metrics.get)
@@ -397,3 +404,72 @@ def _named_as(function: functools.partial[Any], name: str) -> functools.partial[
     """Renames a function: Keras reports functions by their names."""
     function.__name__ = name  # type: ignore[attr-defined]
     return function
+
+
+def check_widths(prediction: Any, label: Any, model: Model, source: DataSource) -> None:
+    """Refuses a model with outputs that do not match the labels, unless it computes its loss itself.
+
+    Args:
+      prediction, label: specs of a batch, as the network returns it and as the data has it.
+
+    Raises:
+      ConfigError: their shapes do not fit.
+    """
+    predictions = tf.nest.flatten(prediction)
+    labels = tf.nest.flatten(label)
+    task = task_of(source)
+    own_loss = any(getattr(type(model.network), name) is not getattr(tf_keras.Model, name) for name in _OF_LOSS)
+    if task is None or own_loss or model.loss is not None or len(predictions) != 1 or len(labels) != 1:
+        return
+    predicted = predictions[0].shape
+    expected = labels[0].shape
+    if predicted.rank is None or expected.rank is None:
+        return
+    if task == "multiclass":
+        fits = _fit([*predicted[1:]], [*_essential(expected), source.num_classes])
+        width = source.num_classes
+        why = f"the data has {source.num_classes} classes (task=multiclass), which need one value each"
+    else:
+        fits = _fit(_essential(predicted), _essential(expected))
+        width = expected[-1] if expected.rank > 1 else 1
+        why = f"labels have shape {_shown(expected)} (task={task})"
+    if not fits:
+        remedy = f"end the model with Dense({width})"
+        if width is None:
+            remedy = "give the dataset the shape of its labels, such as tf.TensorSpec((None, 1), tf.float32)"
+        raise ConfigError([Problem("model", f"returns predictions of shape {_shown(predicted)}, but {why}: {remedy}")])
+    # Keras adds or removes one last axis of size 1, and would pair each label with each prediction for more. psrun's
+    # metrics add one to labels (batch,) only.
+    if abs(predicted.rank - expected.rank) > 1 or expected.rank > max(predicted.rank, 2):
+        shapes = f"predictions of shape {_shown(predicted)}, but labels have shape {_shown(expected)} (task={task})"
+        raise ConfigError([Problem("model", f"returns {shapes}: give both as many axes")])
+
+
+def _essential(shape: tf.TensorShape) -> list[int | None]:
+    """The shape of one example, without trailing axes of size 1, which Keras adds and removes."""
+    sizes = [*shape[1:]]
+    while sizes and sizes[-1] == 1:
+        sizes.pop()
+    return sizes
+
+
+def _fit(predicted: list[int | None], expected: list[int | None]) -> bool:
+    return len(predicted) == len(expected) and all(a == b or None in (a, b) for a, b in zip(predicted, expected))
+
+
+def _shown(shape: tf.TensorShape) -> str:
+    return f"({', '.join(['batch', *('?' if size is None else str(size) for size in shape[1:])])})"
+
+
+class ExamplesSeen(tf_keras.metrics.Metric):
+    """Counts the examples that the metrics have processed."""
+
+    def __init__(self, name: str = "examples_seen", dtype: tf.DType = tf.int64) -> None:
+        super().__init__(name=name, dtype=dtype)
+        self.count = self.add_weight(name="count", initializer="zeros", dtype=tf.int64)
+
+    def update_state(self, y_true: tf.Tensor, y_pred: tf.Tensor, sample_weight: tf.Tensor | None = None) -> None:
+        self.count.assign_add(tf.shape(tf.nest.flatten(y_true)[0], out_type=tf.int64)[0])
+
+    def result(self) -> tf.Tensor:
+        return tf.convert_to_tensor(self.count)

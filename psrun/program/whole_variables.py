@@ -18,11 +18,11 @@ import tensorflow as tf
 from psrun.cluster.placement import Placed, shard_rows
 from psrun.config.run_config import RunConfig
 from psrun.errors import ConfigError, Problem
-from psrun.layers.stack import TableOffsets, table_offsets
+from psrun.layers.collection import TableOffsets, table_offsets
 from psrun.program.compiled_model import Program
 from psrun.tf_internals.keras import layers_within
 from psrun.tf_internals.names import name_of, split_name
-from psrun.tf_internals.variables import shards_of, variables_of
+from psrun.tf_internals.strategies import shards_of, variables_of
 
 # Of what is raised where a layer needs a whole variable: half precision, functions that layers trace, tf-idf, and
 # branches that return the variable.

@@ -9,10 +9,10 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
+from psrun import metrics
 from psrun.data.source import task_of
 from psrun.errors import ConfigError, Problem
-from psrun.metrics import counters
-from psrun.metrics.gathered import name_in
+from psrun.parts import name_of_output_metric
 from psrun.program import objective
 from psrun.program.compiled_model import Program
 from psrun.recsys import evaluation_keys
@@ -22,7 +22,7 @@ from psrun.recsys.kept_examples import KeptExamples
 from psrun.recsys.metrics.ranking import RankingMetric
 
 # The metrics of Keras' kind that estimates have too, by the same definition.
-_ESTIMATED = (*counters.BY_NAME.values(), tf_keras.metrics.MeanAbsoluteError, tf_keras.metrics.RootMeanSquaredError)
+_ESTIMATED = (*metrics.BY_NAME.values(), tf_keras.metrics.MeanAbsoluteError, tf_keras.metrics.RootMeanSquaredError)
 
 Metrics = Mapping[str, Sequence[RankingMetric]]  # by output, '' for the only one
 
@@ -46,7 +46,7 @@ def _names(metrics: Metrics) -> list[str]:
     """The names of metrics among those of an evaluation."""
     names = []
     for output, of_output in metrics.items():
-        names += [name_in(output, metric) for metric in of_output]
+        names += [name_of_output_metric(output, metric) for metric in of_output]
     return names
 
 
@@ -60,7 +60,7 @@ class _ListGathering:
 
 
 class GroupGathering(_ListGathering):
-    """Examples by user and by segment; see `psrun.metrics.gathered.Gathering`."""
+    """Examples by user and by segment; see `psrun.parts.Gathering`."""
 
     @functools.cached_property
     def _keys(self) -> EvaluationKeys:
@@ -75,8 +75,8 @@ class GroupGathering(_ListGathering):
         """Raises ConfigError if there are no users, or an output has several predictions for an example."""
         _ = self._keys
         outputs = self._outputs
-        for name, metrics in self._metrics.items():
-            _require_one_value(name, outputs.get(name), metrics[0].name)
+        for name, (first, *_) in self._metrics.items():
+            _require_one_value(name, outputs.get(name), first.name)
         if not self._metrics:
             _require_one_value("", outputs.get(""), "evaluation.by")
 
@@ -104,7 +104,7 @@ class GroupGathering(_ListGathering):
 
 
 class GroupedExamples:
-    """The examples of one evaluation; see `psrun.metrics.gathered.Gathered`.
+    """The examples of one evaluation; see `psrun.parts.Gathered`.
 
     Args:
       metrics: of lists.
@@ -181,7 +181,7 @@ class CandidateGathering(_ListGathering):
 
 
 class RankedCandidates:
-    """The ranks of one evaluation; see `psrun.metrics.gathered.Gathered`."""
+    """The ranks of one evaluation; see `psrun.parts.Gathered`."""
 
     def __init__(self, metrics: Metrics, ranking: CandidateRanking) -> None:
         self._metrics = metrics
@@ -211,16 +211,16 @@ def _of_lists(metrics: Metrics, estimates: Mapping[str, Any]) -> dict[str, float
     values = {}
     for output, of_output in metrics.items():
         for metric in of_output:
-            values[name_in(output, metric)] = estimates[output]["metrics"][metric.name]
+            values[name_of_output_metric(output, metric)] = estimates[output]["metrics"][metric.name]
     return values
 
 
-def _intervals(metrics: Sequence[Any], *, from_logits: bool) -> counters.Intervals:
+def _intervals(made: Sequence[Any], *, from_logits: bool) -> metrics.Intervals:
     """The intervals of the AUC among metrics, or of the usual one."""
-    for metric in metrics:
-        if isinstance(metric, counters.AUC):
+    for metric in made:
+        if isinstance(metric, metrics.AUC):
             return metric.intervals
-    return counters.Intervals(from_logits=from_logits)
+    return metrics.Intervals(from_logits=from_logits)
 
 
 def _require_one_value(output: str, spec: Any, what: str) -> None:

@@ -13,7 +13,7 @@ from psrun.config.choices import EvaluationChoice
 from psrun.data.source import ByNumber, DataSource, evaluation_batches
 from psrun.errors import ConfigError, Problem
 from psrun.models.model import Model
-from psrun.program import list_inputs
+from psrun.program import batch_checks
 from psrun.recsys import evaluation_keys
 from psrun.recsys.metrics.retrieval import Pairs
 
@@ -105,7 +105,7 @@ def read(source: DataSource, user: str, item: str, item_features: Sequence[str])
     first_items = _Rows(item_features)
     evaluated: list[tuple[np.ndarray, ...]] = []
     for features, label, *weight in evaluation_batches(source, _READ):
-        batch = list_inputs.ragged(features)
+        batch = batch_checks.ragged_features(features)
         if isinstance(label, Mapping) or label.dtype == tf.string:
             message = "needs one number as the label of an example; set it to null"
             raise ConfigError([Problem("evaluation.candidates", message)])
@@ -195,7 +195,7 @@ def _examples(source: ByNumber, numbers: np.ndarray) -> Iterator[Mapping[str, An
     """The features of training examples with these numbers, in batches."""
     parts = tf.data.Dataset.from_tensor_slices(numbers).batch(_READ).enumerate()
     for _, _, (features, *_) in source.read(parts):
-        yield list_inputs.ragged(features)
+        yield batch_checks.ragged_features(features)
 
 
 def _keys(values: tf.Tensor) -> np.ndarray:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from psrun.errors import ConfigError, Problem
-from psrun.metrics.counters import Intervals
+from psrun.metrics import Intervals
 from psrun.recsys.metrics.estimates import Columns, by_segment, estimates
 from psrun.recsys.metrics.ranking import RankingMetric
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import tensorflow as tf
 
 from psrun.models.model import Model
-from psrun.program.zeros import any_number
+from psrun.program.batch_checks import any_number
 from psrun.recsys.interactions import Interactions
 from psrun.tf_internals.tracing import unconverted
 

@@ -12,17 +12,17 @@ import pyarrow as pa
 import tensorflow as tf
 from pyarrow import csv, parquet
 
-from psrun.checkpoint import load_model
-from psrun.checkpoint.store import Store
+from psrun.checkpoint import trained_model
+from psrun.checkpoint.storage import Store
 from psrun.config.run_config import RunConfig
-from psrun.data import load
+from psrun.data import loading
 from psrun.errors import PsrunError
 from psrun.recsys import interactions
 from psrun.recsys.pair_scores import PairScores
 from psrun.results.events import Reporter
+from psrun.roles.checkpoint_modes import report_differences
 from psrun.roles.chief import Chief
-from psrun.roles.evaluation import report_differences
-from psrun.roles.task_context import TaskContext
+from psrun.roles.table import TaskContext
 
 _PAIRS = 1 << 22  # scores in memory at a time
 
@@ -36,10 +36,10 @@ def run(run_config: RunConfig, context: TaskContext) -> None:
     folder = context.folder
     reporter = Reporter([context.console], started_s=context.started_s)
     with Chief(run_config, replace(context, topology=None), reporter) as chief:
-        source = load.load_source(run_config, folder.stored().get("data"), chief.preparing, folder.root.path)
+        source = loading.load_source(run_config, folder.stored().get("data"), chief.preparing, folder.root.path)
         report_differences(source, folder, reporter, run_config.mode)
-        run_config = load.planned(run_config, source)
-        loaded = load_model.load(run_config, source, Store(folder.checkpoints), reporter.warn)
+        run_config = loading.planned(run_config, source)
+        loaded = trained_model.load(run_config, source, Store(folder.checkpoints), reporter.warn)
         evaluation = run_config.evaluation
         known = interactions.of_run(evaluation, source, loaded.model)
         table = _recommended(known, PairScores(loaded.model, known), run_config, chief)

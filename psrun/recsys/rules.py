@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from psrun.config import keras_names
+from psrun.config import rules
 from psrun.config.choices import EvaluationChoice
 from psrun.config.run_config import RunConfig
 from psrun.errors import Problem
@@ -23,7 +23,7 @@ def problems(config: RunConfig) -> Iterator[Problem]:
 def _of_lists(config: RunConfig) -> Iterator[Problem]:
     """Problems of metrics that need all examples of a user or a segment together."""
     evaluation = config.evaluation
-    of_lists = keras_names.gathered_metrics(config.model_keys, PART.metrics.values())
+    of_lists = rules.gathered_metrics(config.model_keys, PART.metrics.values())
     what = of_lists[0] if of_lists else "evaluation.by"
     refusal = evaluation.refusal_to_group(what)
     if refusal is not None and (of_lists or evaluation.by):

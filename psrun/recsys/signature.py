@@ -7,11 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from psrun.checkpoint.export import padded, without_padding
-from psrun.checkpoint.load_model import LoadedModel, signature
+from psrun.checkpoint.trained_model import LoadedModel, padded, signature, without_padding
 from psrun.config.run_config import RunConfig
 from psrun.data.lists import length_name
-from psrun.program.zeros import zeros
+from psrun.program.batch_checks import zeros
 from psrun.recsys import interactions
 from psrun.recsys.pair_scores import ItemVectors, PairScores
 

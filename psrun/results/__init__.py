@@ -1,1 +1,1 @@
-"""The results of a run: events, the run folder, the console, trackers; and their views, `report` and `watch`."""
+"""The results of a run: events, the run folder and the state that it shows, the console, trackers."""

@@ -1,11 +1,32 @@
-"""Events of a run and their sinks."""
+"""Events of a run: their sinks, metrics.jsonl, and run.json as their sum.
+
+The run folder applies each event once. Readers fold the events of metrics.jsonl again where run.json is lost. Does not
+import TensorFlow.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import math
+import os
+import threading
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
+
+from psrun.config import choices
+from psrun.errors import RunFolderError
+from psrun.files import parse_json
+
+METRICS = "metrics.jsonl"
+IN_RUN_JSON = "in_run_json"  # false in an event that run.json does not have: its writer has metrics.jsonl only
+PENDING_LOSS = "pending_recovery"  # the loss that ended an attempt, until a later one trains
+_PERCENTILES = (50, 95, 99)
+_NAMES = tuple(f"p{percent}" for percent in _PERCENTILES)
 
 
 @dataclass(frozen=True)
@@ -88,3 +109,385 @@ class Reporter:
     def close(self) -> None:
         for sink in self._sinks:
             sink.close()
+
+
+class Journal(Sink):
+    """Adds events to metrics.jsonl only: for tasks other than the one that writes run.json.
+
+    Numbers that JSON does not know (NaN, infinities) are written as null.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / METRICS
+
+    def event(self, event: Event) -> None:
+        """Adds a line. If events of its kind change run.json, the line says that this one does not.
+
+        Raises:
+          RunFolderError: it cannot be written.
+        """
+        if event.kind in CHANGES:
+            event = replace(event, data={**event.data, IN_RUN_JSON: False})
+        with self._lock, writing_to(self.path):
+            self._append(event)
+
+    def _append(self, event: Event) -> None:
+        """Adds a line. Raises OSError."""
+        values = {"event": event.kind, "step": event.step, "wall_s": event.wall_s, **event.data}
+        line = (json.dumps(plain(values), allow_nan=False) + "\n").encode()
+        with self.metrics.open("ab", buffering=0) as file:
+            if _is_torn(self.metrics):
+                line = b"\n" + line
+            # One unbuffered write per line: the chief and its supervisor append to the same file.
+            while line:
+                line = line[file.write(line) :]  # a full disk may take a part of it
+
+    def elapsed_s(self) -> float:
+        """The time of the last event so far, in seconds since the run began; 0 without one."""
+        try:
+            lines = self.metrics.read_bytes().splitlines()
+            return float(json.loads(lines[-1])["wall_s"])
+        except (OSError, IndexError, ValueError, KeyError):
+            return 0.0
+
+
+@contextlib.contextmanager
+def writing_to(folder: Path) -> Iterator[None]:
+    """Turns an OSError in the context into a RunFolderError."""
+    try:
+        yield
+    except RunFolderError:
+        raise
+    except OSError as error:
+        raise RunFolderError(folder, error) from error
+
+
+def _is_torn(path: Path) -> bool:
+    """Whether the file ends within a line, as a process leaves it that was killed or had no disk space."""
+    if not path.is_file() or path.stat().st_size == 0:
+        return False
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) != b"\n"
+
+
+def plain(value: Any) -> Any:
+    """`value` as JSON can hold it: NaN and infinities become None, paths text."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return str(value) if isinstance(value, Path) else value
+
+
+class EventReader:
+    """Reads the complete lines that were added to a file of events. The file may be cut, replaced or removed meanwhile.
+
+    Attributes:
+      broken: lines so far that are not events.
+      unfinished: whether the file does not end with a complete line.
+      begun_again: how often the file was shorter than before, or another one, and was read from its beginning.
+    """
+
+    def __init__(self, path: Path, *, after_what_is_there: bool = False) -> None:
+        self._path = path
+        self._file: tuple[int, int] | None = None
+        self._read_bytes = 0
+        self.broken = 0
+        self.begun_again = 0
+        self.unfinished = False
+        if after_what_is_there and path.exists():
+            stat = path.stat()
+            self._file = (stat.st_dev, stat.st_ino)
+            self._read_bytes = stat.st_size
+
+    def read(self) -> list[Event]:
+        """The events since the last call; none if there is no file. Raises OSError if it cannot be read."""
+        try:
+            with self._path.open("rb") as file:
+                stat = os.fstat(file.fileno())
+                self._is(file=(stat.st_dev, stat.st_ino), size=stat.st_size)
+                file.seek(self._read_bytes)
+                lines = file.read()
+        except FileNotFoundError:
+            self._is(file=None, size=0)
+            return []
+        whole = lines[: lines.rfind(b"\n") + 1]
+        self._read_bytes += len(whole)
+        self.unfinished = len(whole) < len(lines)
+        events = [event_of(line) for line in whole.splitlines()]
+        self.broken += events.count(None)
+        return [event for event in events if event]
+
+    def _is(self, *, file: tuple[int, int] | None, size: int) -> None:
+        if self._read_bytes and (file != self._file or size < self._read_bytes):
+            self._read_bytes = 0
+            self.begun_again += 1
+        self._file = file
+
+
+def event_of(line: bytes) -> Event | None:
+    """The event that a line of metrics.jsonl holds; None if it holds none."""
+    try:
+        data: Any = parse_json(line)
+        kind = str(data.pop("event"))
+        step = data.pop("step")
+        return Event(kind, None if step is None else int(step), float(data.pop("wall_s")), data)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
+        return None
+
+
+State = Mapping[str, Any]
+Change = Callable[[State, Event], Mapping[str, Any]]  # the keys of run.json that an event sets
+
+
+def fold(state: State, event: Event) -> dict[str, Any]:
+    """The content of run.json after one more event. An event of a kind that sets no key changes nothing.
+
+    An event `result` has all of run.json: of a run whose earlier events are not in metrics.jsonl, or count no more.
+    """
+    if event.kind == "result":
+        return dict(event.data["result"])
+    change = CHANGES.get(event.kind)
+    return {**state, **(change(state, event) if change else {})}
+
+
+def fold_all(events: Iterable[Event]) -> dict[str, Any]:
+    """The result of folding the events of metrics.jsonl that run.json has.
+
+    Events that another version of psrun wrote in another form are left out.
+    """
+    state: dict[str, Any] = {}
+    for event in events:
+        if event.data.get(IN_RUN_JSON) is False:
+            continue
+        with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
+            state = fold(state, event)
+    return state
+
+
+def _given(state: State, event: Event) -> State:
+    """The event's data are keys of run.json."""
+    return event.data
+
+
+def _ended(state: State, event: Event) -> State:
+    """A run that has not begun has no clock."""
+    if "started_s" not in state:
+        return event.data
+    return {**event.data, "wall_s": event.wall_s}
+
+
+def _under(key: str) -> Change:
+    return lambda state, event: {key: event.data}
+
+
+def _begun(state: State, event: Event) -> State:
+    """A process begins or resumes the run; without overrides it keeps the recorded ones."""
+    overrides = event.data["overrides"] or state.get("overrides", [])
+    goes_on = {"search": None} if state.get("search") else {}
+    return {"status": "running", "exit_code": None, "error": None, **goes_on, **event.data, "overrides": overrides}
+
+
+def _data(state: State, event: Event) -> State:
+    return {**event.data, "evaluation": state.get("evaluation")}
+
+
+def _more_of_data(state: State, event: Event) -> State:
+    return {"data": {**state.get("data", {}), **event.data}}
+
+
+def _later_data(state: State, event: Event) -> State:
+    return {"later_data": {**state.get("later_data", {}), **event.data}}
+
+
+def _placement(state: State, event: Event) -> State:
+    balance = dict(event.data)
+    return {"placement": balance.pop("placement"), "balance": balance}
+
+
+def _tracker(state: State, event: Event) -> State:
+    """Where a tracker has the run, by the name of the tracker; the place in MLflow is also at `tracker`."""
+    record = dict(event.data)
+    name = record.pop("name")
+    changed: dict[str, Any] = {"trackers": {**state.get("trackers", {}), name: record}}
+    if record.get("kind") == "mlflow":
+        changed["tracker"] = record
+    return changed
+
+
+def _waits(state: State, event: Event) -> State:
+    """The totals since the process began replace those of earlier epochs."""
+    totals = {name: value for name, value in event.data.items() if name != "epoch"}
+    return {"consistency": {**state.get("consistency", {}), **totals}}
+
+
+def _epoch(state: State, event: Event) -> State:
+    return {name: event.data[name] for name in ("metrics", "steps") if name in event.data}  # once there were no steps
+
+
+def _staleness(state: State, event: Event) -> State:
+    """Adds the updates of an epoch."""
+    return {"staleness": add_staleness(state.get("staleness") or {}, event.data)}
+
+
+def _evaluation(state: State, event: Event) -> State:
+    """Adds to the metrics of the training. An event of mode=evaluate has a path and belongs to no training."""
+    metrics = {} if "path" in event.data else state.get("metrics", {})
+    values = {f"val_{name}": value for name, value in event.data["metrics"].items()}
+    evaluation = {"step": event.step, **{name: value for name, value in event.data.items() if name != "path"}}
+    return {"metrics": {**metrics, **values}, "evaluation": evaluation}
+
+
+def _checkpoints(state: State, event: Event) -> State:
+    """All existing good checkpoints, and all that were found damaged, by step.
+
+    The event has the rows that were added, and the steps of the good checkpoints that are gone.
+    """
+    rows = []
+    for row in state.get("checkpoints", []):
+        if not row["good"] or row["step"] not in event.data["removed"]:
+            rows.append(row)
+    rows += event.data["damaged"]
+    rows += event.data["good"]
+    return {"checkpoints": sorted(rows, key=lambda row: (row["step"], row["good"]))}
+
+
+def _recovery(state: State, event: Event) -> State:
+    return _with_recoveries(state, [event.data])
+
+
+def _recoveries(state: State, event: Event) -> State:
+    return _with_recoveries(state, event.data["rows"])
+
+
+def _with_recoveries(state: State, rows: list[State]) -> State:
+    """Adds rows, or replaces rows of the same failure: the number of repeated steps is known later."""
+
+    def failure(row: State) -> Any:
+        return row.get("task"), row.get("at_s")
+
+    new = [failure(row) for row in rows]
+    others = [row for row in state.get("recoveries", []) if failure(row) not in new]
+    recovered = {PENDING_LOSS: None} if rows and PENDING_LOSS in state else {}
+    return {"recoveries": [*others, *rows], **recovered}
+
+
+def _trained(state: State, event: Event) -> State:
+    """If several processes train one after another, the time to the first step is that of the first process."""
+    first_s = state.get("time_to_first_step_s") or event.data["time_to_first_step_s"]
+    return {**event.data, "time_to_first_step_s": first_s, "wall_s": event.wall_s}
+
+
+CHANGES: dict[str, Change] = {
+    # Processes.
+    "begun": _begun,
+    "ended": _ended,
+    "cluster": _given,
+    "replicas": _under("replicas"),
+    "tracker": _tracker,
+    "consistency": _under("consistency"),
+    "code": _under("code"),
+    "environment": _under("environment"),
+    "reproduction": _under("reproduction"),
+    # Model and data.
+    "data": _data,
+    "sharding": _more_of_data,
+    "hashes": _more_of_data,
+    "later_data": _later_data,
+    "network": _under("network"),
+    "library": _under("network"),
+    "lookups": _given,
+    "placement": _placement,
+    "plan": _given,
+    "packing": _under("steps_per_execution"),
+    "packed": _under("steps_per_execution"),
+    "search": _under("search"),
+    # Results.
+    "epoch": _epoch,
+    "waits": _waits,
+    "staleness": _staleness,
+    "evaluation": _evaluation,
+    "last_evaluation": _evaluation,
+    "checkpoints": _checkpoints,
+    "best_checkpoint": _given,
+    "trained": _trained,
+    "export": lambda state, event: {"export": event.data["path"]},
+    "profile": _under("profile"),
+    "predictions": lambda state, event: {"predictions": {**event.data, "step": event.step}},
+    # Losses and recoveries.
+    "lost": lambda state, event: {PENDING_LOSS: {**event.data, "step": event.step}},
+    "recovery": _recovery,
+    "recoveries": _recoveries,
+}
+
+
+Histogram = Mapping[int, int]  # number of updates by staleness
+
+
+def staleness_by_worker(by_worker: Mapping[str, Histogram]) -> dict[str, Any]:
+    """The staleness of the updates of all workers, as in run.json.
+
+    Returns:
+      `updates`, `mean`, `p50`, `p95`, `p99`, `max` and `histogram` ([staleness, number of updates] pairs) of all
+      updates, and the same under `by_worker`; empty without an update.
+    """
+    total = sum_of_histograms(by_worker.values())
+    if not total:
+        return {}
+    return {
+        **_staleness_statistics(total),
+        "by_worker": {name: _staleness_statistics(each) for name, each in sorted(by_worker.items())},
+    }
+
+
+def brief_staleness(recorded: Mapping[str, Any] | None) -> dict[str, float]:
+    """The statistics of all updates in what `statistics_by_worker` returned; empty if they were not measured."""
+    return {name: recorded[name] for name in ("mean", *_NAMES, "max")} if recorded else {}
+
+
+def staleness_histograms(recorded: Mapping[str, Any]) -> dict[str, Histogram]:
+    """The argument of `statistics_by_worker`, from what it returned; empty if that is empty."""
+    return {name: choices.staleness_histogram(each) for name, each in recorded.get("by_worker", {}).items()}
+
+
+def sum_of_histograms(each: Iterable[Histogram]) -> Histogram:
+    """The sum of histograms."""
+    total: Counter[int] = Counter()
+    for one in each:
+        total.update(one)
+    return dict(sorted(total.items()))
+
+
+def add_staleness(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """`statistics_by_worker` of the updates of both."""
+    one = staleness_histograms(before)
+    other = staleness_histograms(after)
+    return staleness_by_worker(
+        {name: sum_of_histograms([one.get(name, {}), other.get(name, {})]) for name in {**one, **other}}
+    )
+
+
+def _staleness_statistics(counts: Histogram) -> dict[str, Any]:
+    updates = sum(counts.values())
+    mean = sum(staleness * number for staleness, number in counts.items()) / updates
+    percentiles = {n: _percentile(counts, percent * updates / 100) for n, percent in zip(_NAMES, _PERCENTILES)}
+    pairs = [[staleness, number] for staleness, number in sorted(counts.items())]
+    return {"updates": updates, "mean": round(mean, 4), **percentiles, "max": max(counts), "histogram": pairs}
+
+
+def _percentile(counts: Histogram, most: float) -> int:
+    """The smallest staleness with at least `most` updates up to it."""
+    so_far = 0
+    for staleness, number in sorted(counts.items()):
+        so_far += number
+        if so_far >= most:
+            return staleness
+    return max(counts)

@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 
 import psrun
-from psrun.config import gpus
+from psrun.config import topology
 
 CODE = "code"  # below the run folder
 MODULES = f"{CODE}/modules"
@@ -282,4 +282,4 @@ def _gpus() -> list[str]:
         except OSError:
             continue
         models.append(model[1].strip() if model else "NVIDIA GPU")
-    return models or ["NVIDIA GPU"] * len(gpus.here({}))
+    return models or ["NVIDIA GPU"] * len(topology.gpus_here({}))

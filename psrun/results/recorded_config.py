@@ -10,8 +10,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from psrun import parts
-from psrun.config import parse, resolvers
-from psrun.config.arguments import key_of
+from psrun.config import parse
+from psrun.config.groups import key_of
 from psrun.results.run_folder import CONFIG, HYDRA
 
 # Keys that psrun no longer has. None has an effect on a training at the values that runs recorded.
@@ -33,7 +33,7 @@ def as_recorded(composed: Any, unresolved: Any, folder: Path, given: Sequence[st
     Args:
       unresolved: as `composed`, with unresolved references; a value that refers to another key follows that key.
     """
-    return resolvers.completed(merged(composed, unresolved, folder, {key_of(argument) for argument in given}))
+    return parse.completed(merged(composed, unresolved, folder, {key_of(argument) for argument in given}))
 
 
 def merged(composed: Any, unresolved: Any, folder: Path, now: set[str]) -> dict[str, Any]:

@@ -1,9 +1,10 @@
-"""The run folder: run.json, metrics.jsonl and the paths of all other files of a run."""
+"""The run folder: run.json, metrics.jsonl, notes.json, submitted.json and the paths of all other files of a run."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import shlex
 import time
@@ -17,10 +18,18 @@ from yaml import YAMLError
 
 from psrun import files
 from psrun.errors import CANNOT_GROW, FULL, ConfigError, Problem, PsrunError, RunFolderError
-from psrun.results import reading
-from psrun.results.events import Event
-from psrun.results.journal import METRICS, EventReader, Journal, plain, writing_to
-from psrun.results.summary import CHANGES, IN_RUN_JSON, fold, of_events
+from psrun.results.events import (
+    CHANGES,
+    IN_RUN_JSON,
+    METRICS,
+    Event,
+    EventReader,
+    Journal,
+    fold,
+    fold_all,
+    plain,
+    writing_to,
+)
 
 _FLOAT = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?e[-+]?[0-9]+")
 _LOCK_TIMEOUT_S = 1.0
@@ -31,6 +40,9 @@ SEARCH_STATES = (PAUSED, PRUNED)  # of an interrupted run in a search
 CONFIG, RESULT, END_EARLY = "config.yaml", "run.json", "end-early"
 _PAUSE = "pause-after"
 HYDRA = (".hydra/config.yaml", ".hydra/hydra.yaml", ".hydra/overrides.yaml")  # the composed configuration, its sources
+NOTES = "notes.json"
+SUBMITTED = "submitted.json"
+PENDING, NOT_RUN = "pending", "not run"  # the status of a run that has not begun, and of one that never will
 
 
 @dataclass(frozen=True)
@@ -44,7 +56,7 @@ class Earlier:
 class RunFolder(Journal):
     """The folder with everything that one run writes.
 
-    run.json is one JSON object: what the events of the run add up to, see `summary`. It is replaced atomically at every
+    run.json is one JSON object: what the events of the run add up to, see `events`. It is replaced atomically at every
     change, and nothing but this class writes it. One process at a time does; others add events to `journal`.
 
     Attributes:
@@ -106,7 +118,7 @@ class RunFolder(Journal):
           ConfigError: the run in it is over, or the folder cannot be written.
         """
         folder = cls.open(path)
-        written_s = max(map(reading.changed_s, (path / RESULT, folder.metrics)))
+        written_s = max(map(files.changed_s, (path / RESULT, folder.metrics)))
         folder.earlier = Earlier(folder.stored(), written_s)
         status = folder.earlier.result.get("status")
         if status == "completed" and not completed:
@@ -205,7 +217,7 @@ class RunFolder(Journal):
     @property
     def is_paused(self) -> bool:
         """Whether the training ended to pause."""
-        return reading.mapping(self.stored().get("search")).get("state") == PAUSED
+        return files.as_mapping(self.stored().get("search")).get("state") == PAUSED
 
     def log(self, task: str) -> Path:
         """The log file of a task, such as 'chief-0'."""
@@ -241,7 +253,7 @@ class RunFolder(Journal):
 
     def _clock_s(self) -> float:
         result = self.stored()
-        started_s = reading.number(result.get("started_s"))
+        started_s = files.as_number(result.get("started_s"))
         if result.get("status") == "running" and started_s is not None:
             return round(time.time() - started_s, 3)
         return self.elapsed_s()
@@ -308,7 +320,7 @@ def rebuilt(path: Path) -> dict[str, Any]:
         events = EventReader(path / METRICS).read()
     except OSError:
         return {}
-    return of_events(events) if _is_complete(events) else {}
+    return fold_all(events) if _is_complete(events) else {}
 
 
 def _is_complete(events: Sequence[Event]) -> bool:
@@ -373,3 +385,47 @@ def flat(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
             is_float = isinstance(value, str) and _FLOAT.fullmatch(value)
             values[f"{prefix}{name}"] = float(value) if is_float else value
     return values
+
+
+def read_name(folder: Path) -> str | None:
+    """The name of the run or the sweep in a folder; None without one, or if the file is damaged."""
+    if not os.path.exists(folder / NOTES):  # most runs have none
+        return None
+    record, _ = files.load_mapping(folder / NOTES)
+    name = record.get("name")
+    return name if isinstance(name, str) else None
+
+
+def write_name(folder: Path, name: str) -> None:
+    """Names the run or the sweep in a folder. Raises PsrunError if the file cannot be written."""
+    record, _ = files.load_mapping(folder / NOTES)
+    if record.get("name") == name:
+        return
+    text = json.dumps({**record, "name": name}, indent=2, ensure_ascii=False)
+    try:
+        files.write_atomic(folder / NOTES, text + "\n")
+    except OSError as error:
+        raise PsrunError(f"{folder / NOTES} cannot be written: {error.strerror or error}") from error
+
+
+def record_submission(folder: Path, *, cluster: str, job: Mapping[str, str], status: str = PENDING) -> None:
+    """Writes it. Raises OSError.
+
+    Args:
+      cluster: the kind of the cluster.
+      job: the engine's job, as run.json has it in `process`.
+    """
+    values = {**job, "cluster": cluster, "status": status, "submitted_s": round(time.time(), 3)}
+    files.write_atomic(folder / SUBMITTED, json.dumps(values) + "\n")
+
+
+def submitted_result(folder: Path) -> Mapping[str, Any]:
+    """What is known of a submitted run that has not begun, as run.json would have it; empty if nothing is."""
+    values, problem = files.load_mapping(folder / SUBMITTED)
+    if problem or values.get("status") not in (PENDING, NOT_RUN):
+        return {}
+    job = {**values}
+    status = job.pop("status")
+    submitted_s = job.pop("submitted_s", None)
+    cluster = job.pop("cluster", None)
+    return {"status": status, "started_s": submitted_s, "process": job, "cluster": {"topology": cluster}}

@@ -1,4 +1,7 @@
-"""The runs below a folder, and the state of each by its run.json, metrics.jsonl and the heartbeats of its tasks."""
+"""The runs and sweeps below a folder, the one that a word on the command line means, and the state of each.
+
+The state of a run follows from its run.json, metrics.jsonl and the heartbeats of its tasks.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +20,13 @@ from typing import Any
 
 import psutil
 
-from psrun import process
-from psrun.config import choices
-from psrun.config.arguments import quoted
+from psrun import files, process
+from psrun.config import choices, schema
+from psrun.config.groups import quoted
 from psrun.config.topology import CHIEF, Task
 from psrun.errors import ConfigError
-from psrun.results import reading, submitted_run, summary, task_files
-from psrun.results.events import Event, Progress
-from psrun.results.journal import METRICS, EventReader, event_of
+from psrun.results import events, run_folder, task_files
+from psrun.results.events import METRICS, Event, EventReader, Progress, event_of
 from psrun.results.run_folder import CONFIG, OVER, RESULT
 from psrun.results.task_files import Heartbeat, age_s
 
@@ -36,6 +38,9 @@ QUIET_S = 600.0  # a running run that writes nothing for so long has probably en
 _FRESH_S = 5.0  # tasks beat twice a second
 _SILENT_S = 60.0  # other hosts see a change of a shared disk with a delay
 _TAILS_BYTES = (64 * 1024, 4 * 1024 * 1024)  # of metrics.jsonl, searched for the last epoch: tasks have samples there
+RUNS = Path("runs")  # where runs are without hydra.run.dir
+WORD_HELP = f"its folder, its name, or the end of its folder's name below {RUNS}/"
+_SHOWN = 5  # candidates in a message
 
 
 def below(folder: Path, levels: int = LEVELS) -> Iterator[Path]:
@@ -55,7 +60,7 @@ def below(folder: Path, levels: int = LEVELS) -> Iterator[Path]:
 
 def holds_run(names: Set[str]) -> bool:
     """Whether a folder with entries of these names is a run folder."""
-    return not names.isdisjoint((RESULT, METRICS, submitted_run.FILE)) or {CONFIG, ".hydra"} <= names
+    return not names.isdisjoint((RESULT, METRICS, run_folder.SUBMITTED)) or {CONFIG, ".hydra"} <= names
 
 
 def existing(folder: Path) -> Path:
@@ -138,7 +143,7 @@ class RunState:
         """The status; 'gone' if the run has ended without recording one; 'paused' or 'pruned' if a search ended it."""
         if self.gone:
             return GONE
-        state = reading.mapping(self.result.get("search")).get("state")
+        state = files.as_mapping(self.result.get("search")).get("state")
         return str(state) if state and self.status == "interrupted" else self.status
 
     @property
@@ -162,21 +167,21 @@ class RunState:
     def metrics(self) -> dict[str, float]:
         """The newest value of each metric."""
         progress = self.progress
-        values = {**(progress.metrics if progress else {}), **reading.mapping(self.result.get("metrics"))}
+        values = {**(progress.metrics if progress else {}), **files.as_mapping(self.result.get("metrics"))}
         if progress and progress.loss is not None and self.status == "running":
             values["loss"] = progress.loss
-        return {name: float(value) for name, value in values.items() if reading.number(value) is not None}
+        return {name: float(value) for name, value in values.items() if files.as_number(value) is not None}
 
     @property
     def error(self) -> str:
         """The first line of the error or of the problem; empty without one."""
-        message = reading.mapping(self.result.get("error")).get("message")
+        message = files.as_mapping(self.result.get("error")).get("message")
         return str(message or self.gone or self.problem).partition("\n")[0]
 
     @property
     def resume_command(self) -> str:
         """The command that resumes the run on its engine."""
-        kind = reading.mapping(self.result.get("cluster")).get("topology")
+        kind = files.as_mapping(self.result.get("cluster")).get("topology")
         return choices.cluster_of_kind(kind).resume_command(resume_argument(self.path), self.overrides)
 
     @property
@@ -192,14 +197,14 @@ def look(path: Path, *, supervised: bool = False) -> RunState:
     Args:
       supervised: whether the caller runs it: then run.json alone decides whether it is over, and it is never gone.
     """
-    result, problem = reading.loaded(path / RESULT)
+    result, problem = files.load_mapping(path / RESULT)
     if problem:
         with contextlib.suppress(OSError):
-            result = summary.of_events(EventReader(path / METRICS).read())
+            result = events.fold_all(EventReader(path / METRICS).read())
         if result.get("status"):  # all of run.json
             problem = ""
     if not result and not os.path.exists(path / RESULT):
-        result = submitted_run.result(path)
+        result = run_folder.submitted_result(path)
     beats = task_files.beats(path)
     written_s = _written_s(path)
     over = result.get("status") in OVER
@@ -214,7 +219,7 @@ def look(path: Path, *, supervised: bool = False) -> RunState:
 
 def is_alive(path: Path, result: Mapping[str, Any]) -> bool | None:
     """Whether the process that the run was started as exists; None if that cannot be seen from this process."""
-    pid = reading.mapping(result.get("process")).get("pid")
+    pid = files.as_mapping(result.get("process")).get("pid")
     if not is_here(result) or not isinstance(pid, int):
         return None
     try:
@@ -235,7 +240,7 @@ def process_of(path: Path, result: Mapping[str, Any]) -> psutil.Process | None:
     try:
         os_process = psutil.Process(result["process"]["pid"])
         # A process that was created after the file was written only reuses the number.
-        written_s = max(result_changed_s(path), reading.changed_s(path / SWEEP))
+        written_s = max(result_changed_s(path), files.changed_s(path / SWEEP))
         is_other = os_process.create_time() > written_s + 1
         return None if is_other or os_process.status() == psutil.STATUS_ZOMBIE else os_process
     except psutil.NoSuchProcess:
@@ -244,7 +249,7 @@ def process_of(path: Path, result: Mapping[str, Any]) -> psutil.Process | None:
 
 def is_here(result: Mapping[str, Any]) -> bool:
     """Whether the process ids of the run are valid in this process: the same host and PID namespace."""
-    recorded = reading.mapping(result.get("process"))
+    recorded = files.as_mapping(result.get("process"))
     return {name: recorded.get(name) for name in ("host", "pid_namespace")} == process.place()
 
 
@@ -253,13 +258,13 @@ def result_changed_s(path: Path) -> float:
 
     A run.json that is lost is as old as the events that it is rebuilt from.
     """
-    return reading.changed_s(path / RESULT) or reading.changed_s(path / METRICS)
+    return files.changed_s(path / RESULT) or files.changed_s(path / METRICS)
 
 
 def _written_s(path: Path) -> float:
     shared = task_files.shared(path)
     beats = [shared / name for name in task_files.names(shared) if name.endswith(".json")]
-    return max(reading.changed_s(file) for file in (path / RESULT, path / METRICS, *beats))
+    return max(files.changed_s(file) for file in (path / RESULT, path / METRICS, *beats))
 
 
 def _gone(result: Mapping[str, Any], beats: Mapping[Task, Heartbeat], quiet_s: float, alive: bool | None) -> str:
@@ -299,3 +304,127 @@ def _after_epoch(epoch: Event | None) -> Progress | None:
         return Progress(data["epoch"], data["epochs"], epoch.step, steps, *rates, loss, metrics)
     except (KeyError, TypeError, ValueError, ZeroDivisionError):
         return None
+
+
+def walk(root: str, *, levels: int = LEVELS) -> Iterator[tuple[str, bool]]:
+    """The folders of runs and sweeps in and below `root`, and whether each is a sweep; a sweep before its jobs.
+
+    A folder below `root` that cannot be read is taken for a run.
+    """
+    inner = folder_entries(root)
+    names = {entry.name for entry in inner or ()}
+    if holds_run(names) or (inner is None and levels < LEVELS):
+        yield root, False
+        return
+    if SWEEP in names:
+        yield root, True
+    if not levels:
+        return
+    for entry in inner or ():
+        if not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False):
+            yield from walk(entry.path, levels=levels - 1)
+
+
+def folder_entries(folder: str) -> list[os.DirEntry[str]] | None:
+    """What is in a folder; None if it cannot be read, nothing if it was removed."""
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except PermissionError:
+        return None
+    except OSError:
+        return []
+
+
+def resolve(word: str) -> Path:
+    """The folder that a word on the command line means: an existing folder, or see `named`.
+
+    Raises:
+      ConfigError: there is none, or there are several; names the candidates.
+    """
+    path = Path(word).expanduser()
+    if os.path.exists(path):
+        return existing(path)
+    folder = find_named(word)
+    if folder is not None:
+        return folder
+    try:
+        return existing(path)
+    except ConfigError as error:
+        raise ConfigError(f"{error}{_guess(word)}") from error
+
+
+def find_named(word: str) -> Path | None:
+    """The run or sweep below runs/ that a word means; None if there is none, or if the word is an existing path.
+
+    That is the one with this folder name or this name (`run.name`), else the only one whose folder ends so, else job 3
+    of such a sweep for NAME/3. A sweep stands for its jobs of the same name.
+
+    Raises:
+      ConfigError: there are several; names them.
+    """
+    end = word.strip("/")
+    if not end or os.path.exists(Path(word).expanduser()):
+        return None
+    there = [Path(folder) for folder, _ in walk(str(RUNS))]
+    matches = _outermost([folder for folder in there if end in (folder.name, run_folder.read_name(folder))])
+    matches = matches or _outermost([folder for folder in there if folder.as_posix().endswith(end)])
+    if len(matches) > 1:
+        shown = ", ".join(map(printable, sorted(matches)[:_SHOWN]))
+        more = f" and {len(matches) - _SHOWN} more" if len(matches) > _SHOWN else ""
+        raise ConfigError(f"'{word}' is ambiguous: {shown}{more}; name the folder, or more of its end")
+    return matches[0] if matches else _inside(end)
+
+
+def _inside(word: str) -> Path | None:
+    """The job of a sweep that NAME/JOB means; None if there is none."""
+    name, _, job = word.partition("/")
+    sweep = find_named(name) if job else None
+    return sweep / job if sweep is not None and os.path.isdir(sweep / job) else None
+
+
+def resolve_run(word: str) -> Path:
+    """The folder of a run or of a sweep, see `resolved`. Raises ConfigError also for a folder that holds neither."""
+    folder = resolve(word)
+    try:
+        names = set(os.listdir(folder))
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be read: {error.strerror or error}") from error
+    if not holds_run(names) and SWEEP not in names:
+        raise ConfigError(
+            f"{folder} is neither a run nor a sweep; psrun list {folder} shows those below it; name one of these"
+        )
+    return folder
+
+
+def shown_path(folder: Path) -> str:
+    """A folder for users: from the current folder if it is below it."""
+    try:
+        return printable(folder.absolute().relative_to(Path.cwd()))
+    except ValueError:
+        return printable(folder)
+
+
+def resume_command(folder: Path) -> str:
+    """The command that resumes the run or the sweep in `folder`; empty for a run that does not train."""
+    here = Path(shown_path(folder))
+    if os.path.exists(folder / SWEEP):
+        return f"psrun -m {resume_argument(here)}"
+    now = look(here)
+    return now.resume_command if now.result.get("mode", "train") == "train" else ""
+
+
+def _guess(word: str) -> str:
+    there = [Path(folder) for folder, _ in walk(str(RUNS))]
+    if not there:
+        return ""
+    known = {printable(folder) for folder in there} | {folder.name for folder in there}
+    known |= {name for folder in there if (name := run_folder.read_name(folder)) is not None}
+    near = schema.did_you_mean(word, known)
+    hint = near if near.startswith(" Did") else f" psrun list shows the runs below {RUNS}/."
+    return f", and no run below {RUNS}/ has this name or this end.{hint}"
+
+
+def _outermost(folders: list[Path]) -> list[Path]:
+    """The folders that are not inside another one of them."""
+    return [folder for folder in folders if not any(other in folder.parents for other in folders)]

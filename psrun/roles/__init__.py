@@ -1,1 +1,1 @@
-"""The roles of tasks: the coordinator trains, a planner only analyzes. One module each."""
+"""The roles of tasks: the chief trains, a planner only analyzes. `psrun.roles.table` lists them."""

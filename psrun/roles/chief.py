@@ -1,39 +1,286 @@
-"""The chief's side of a cluster: its heartbeat, its watch over servers, and their end."""
+"""The chief: connects to the cluster, builds the program, trains it, records and reports.
+
+A replica, which is a worker of a synchronous cluster, trains in step with the chief.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import os
+import shutil
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any, Self
 
+import psutil
+
+from psrun.checkpoint import trained_model
+from psrun.checkpoint.checkpoints import Checkpoints
+from psrun.checkpoint.storage import Position, Store
 from psrun.cluster import strategy
 from psrun.cluster.probe import PortReservation, ServerStatus, statuses
 from psrun.config import choices
-from psrun.config.run_config import RunConfig
+from psrun.config.run_config import FROM_DATA, RunConfig
 from psrun.config.topology import CHIEF, Task
+from psrun.data import loading, storage
 from psrun.data.source import DataSource
-from psrun.errors import ClusterError, TaskLostError
-from psrun.launch.hang_detector import TrainingStatus
-from psrun.launch.recoveries import Loss, Recoveries, earlier_loss
-from psrun.launch.server_watch import ANSWER_WITHIN_S, Watch
+from psrun.errors import ClusterError, DataError, TaskLostError
+from psrun.launch.losses import Loss, Recoveries, TrainingStatus, earlier_loss
+from psrun.launch.unsupervised import ANSWER_WITHIN_S, Watch
+from psrun.process import Stop
+from psrun.program import build
 from psrun.program.batch_checks import check_arrays
-from psrun.program.build import build, build_state, start_afresh
+from psrun.program.build import build_program, build_state, start_afresh
 from psrun.program.compiled_model import Program
-from psrun.results import task_files
-from psrun.results.events import Reporter
-from psrun.results.summary import PENDING
-from psrun.roles.task_context import TaskContext
-from psrun.tf_internals.cluster import incarnation
-from psrun.training import failures
-from psrun.training.loop import TrainingRun
+from psrun.results import events, provenance, task_files
+from psrun.results.events import PENDING_LOSS, Reporter
+from psrun.results.provenance import DIFF, WorkTree
+from psrun.results.run_folder import PAUSED, RunFolder, flat, write_config
+from psrun.results.task_files import Sampler, Usage
+from psrun.results.tracking import tracker_sinks
+from psrun.roles.table import TaskContext
+from psrun.tf_internals.strategies import incarnation
+from psrun.training import actions, checkpointing, custom_loop, evaluators, failures, fit, own_loop
+from psrun.training.actions import ProfileWindow
+from psrun.training.checkpointing import CheckpointSchedule
+from psrun.training.hooks import Hooks
+from psrun.training.loop import SynchronizedStop, Trainer, TrainingRun
+from psrun.training.metric_policies import MetricPolicies
 from psrun.training.progress import Pulse
 
+TRAINERS = {"custom_loop": custom_loop.trainer, "fit": fit.trainer, "own_loop": own_loop.trainer}
+_VERSIONS = ("psrun", "tensorflow", "tf-keras", "keras", "hydra-core")
+_STOP_WITHIN_S = 25.0  # less than the 30 s after which supervisors, schedulers and container runtimes kill
 _REPORT_EVERY_S = 5.0
+_GIT_WITHIN_S = 15.0  # of two commands, which have bounds of their own
+_HASHES_WITHIN_S = 10.0
+
+
+def run(run_config: RunConfig, context: TaskContext, stop: Stop) -> None:
+    """Trains as configured; the result is in the run folder.
+
+    Raises:
+      PsrunError: the run failed.
+    """
+    folder = context.folder
+    warn = Reporter([folder, context.console], started_s=context.started_s).warn
+    sinks = [folder, *tracker_sinks(run_config, folder, warn), context.console]
+    reporter = Reporter(sinks, started_s=context.started_s)
+    # A replica of synchronous workers has a folder within that of the run.
+    recording = Recording(folder, Path.cwd()) if folder.root is folder else None
+    with Chief(run_config, context, reporter) as chief:
+        _prepare(run_config, context, stop)
+        reporter.emit("start", title=run_config.title, run_folder=str(folder.path), notes=run_config.notes)
+        versions = {name: version(name) for name in _VERSIONS}
+        folder.emit("cluster", cluster=chief.cluster_facts, versions=versions)
+        if run_config.cluster.has_parameter_servers or run_config.consistency.one_process:
+            folder.emit("consistency", **run_config.consistency.facts)
+        trainer = TRAINERS[run_config.trainer.kind](run_config)
+        hooks = Hooks(run_config, folder, reporter)
+        source = loading.load_source(run_config, folder.stored().get("data"), chief.preparing, folder.root.path)
+        stop.raise_if_requested()  # also where something discarded the exception of a signal
+        run_config = _planned(run_config, source, reporter, folder)
+        _report_data(run_config, source, reporter, folder)
+        with chief.program(run_config, source) as program:
+            build.report_program(program, reporter, folder)
+            if recording is not None:
+                recording.begin(storage.files_of_source(source, run_config.data.target.options))
+            stop.raise_if_requested()
+            _train(program, trainer, hooks, chief, stop)
+            if recording is not None:
+                recording.end()
+
+
+def _prepare(run_config: RunConfig, context: TaskContext, stop: Stop) -> None:
+    """Prepares TensorFlow in this process; with synchronous workers, all of them together."""
+    cluster = run_config.cluster
+    if context.topology is not None and isinstance(cluster, choices.MultiWorkerMirrored):
+
+        def is_up(task: Task) -> bool:
+            return task_files.read(context.folder.root.path, task) is not None
+
+        strategy.wait_for_tasks(context.topology, is_up, within_s=cluster.restart.start_timeout_s)
+    strategy.prepare(cluster, context.topology)
+    if cluster.has_synchronous_workers:
+        stop.handle()  # again: TensorFlow's collectives install a SIGTERM handler
+
+
+def _planned(run_config: RunConfig, source: DataSource, reporter: Reporter, folder: RunFolder) -> RunConfig:
+    """The run with all numbers that follow from the data; config.yaml gets them, so that a resumed run keeps them."""
+    planned = loading.planned(run_config, source, reporter.warn)
+    if planned.raw != run_config.raw and folder.root is folder:
+        write_config(folder.path, planned.raw)
+        values: dict[str, Any] = flat(planned.raw)
+        numbers = {key: values[key] for key in FROM_DATA}
+        if planned.learning_rate_falls:
+            rate = planned.optimizer.options.get("learning_rate")
+            numbers["optimizer.learning_rate"] = f"{rate:g}, falling to 0 over the epochs"
+        reporter.emit("planned", **numbers)
+    return planned
+
+
+def _report_data(run_config: RunConfig, source: DataSource, reporter: Reporter, folder: RunFolder) -> None:
+    folder.emit("data", data=loading.facts(run_config, source))
+    guessed = getattr(source, "guessed", ())
+    notes = getattr(source, "notes", ())
+    if guessed or notes:
+        reporter.emit("features", features=guessed, notes=list(notes))
+    for text in getattr(source, "warnings", ()):
+        reporter.warn(text)
+
+
+def _train(program: Program, trainer: Trainer, hooks: Hooks, chief: Chief, stop: Stop) -> None:
+    run, profile = _make_run(program, trainer, hooks, chief, stop)
+    folder = chief.folder
+    reporter = chief.reporter
+    chief.follow(run)
+    run.monitor.start()
+    sampler = _sampler(run)
+    hooks.start(program, run.monitor)
+    stop.defer(_STOP_WITHIN_S)
+    try:
+        trainer.train(program, run)
+        run.end()
+        if run.is_paused:
+            folder.emit("search", state=PAUSED, epoch=run.epoch.number)
+        else:
+            stop.raise_if_requested()
+            if program.config.export.at_end and folder.root is folder:
+                run.monitor.begin("exporting")
+                stop.defer(None)  # an export that is cut short is made again by a resumed run
+                _export(program, folder, reporter)
+    finally:
+        hooks.stop()
+        if profile is not None:
+            profile.close()
+        if sampler is not None:
+            sampler.stop()
+        run.monitor.stop()
+        folder.emit("trained", **_result(run, reporter))
+        _record_evaluator(program.config.evaluation, folder)
+    result = folder.stored()
+    keys = ("metrics", "time_to_first_step_s", "steps_per_s", "examples_per_s", "step_time")
+    last_step = run.monitor.last_step
+    stale = events.brief_staleness(result.get("staleness"))
+    own = {"steps": last_step - run.first_step, "seconds": round(time.time() - psutil.Process().create_time(), 3)}
+    facts = {"this_process": own, "staleness": stale, "ended_early": run.why_ends_early}
+    reporter.emit("end", step=last_step, **facts, **{key: result.get(key) for key in keys})
+
+
+def _sampler(run: TrainingRun) -> Sampler | None:
+    """Samples what the tasks of the run use; None if nobody asked for it, or another task does."""
+    every_s = run.program.config.system.every_s
+    folder = run.folder
+    if every_s is None or folder.root is not folder:
+        return None
+
+    def read() -> dict[str, Usage]:
+        beats = task_files.beats(folder.path)
+        return {str(task): beat.used for task, beat in beats.items() if beat.used is not None}
+
+    sampler = Sampler(every_s, read, lambda data: run.reporter.emit("system", step=run.monitor.last_step, **data))
+    sampler.start()
+    return sampler
+
+
+def _make_run(
+    program: Program, trainer: Trainer, hooks: Hooks, chief: Chief, stop: Stop
+) -> tuple[TrainingRun, ProfileWindow | None]:
+    """The training, with the variables and the position of the checkpoint or backup that it resumes from, if any.
+
+    Also the profile of some of its steps; None without one.
+    """
+    folder = chief.folder
+    reporter = chief.reporter
+    policies = MetricPolicies(program, reporter, folder)
+    schedule = _schedule(program, folder, reporter)
+    start = Position()
+    if schedule is not None:
+        if (restored := schedule.restore()) is not None:
+            start = restored.position
+            chief.restored(restored.step)
+            policies.go_on(restored.step)
+    elif (backup := checkpointing.position_of_backup(program, trainer, reporter)) is not None:
+        start = backup
+        policies.go_on(backup.scheduled)
+    lockstep = SynchronizedStop(task_files.stop_marker(folder.root.path), leads=folder.root is folder)
+    run = TrainingRun(
+        program,
+        reporter,
+        folder=folder,
+        start=checkpointing.adapted_position(program, start, reporter),
+        stop=stop,
+        lockstep=lockstep if program.config.cluster.has_synchronous_workers else None,
+    )
+    steps = program.config.profile.steps
+    profile = None if steps is None else ProfileWindow(run, steps, chief.topology)
+    run.actions = actions.in_order(
+        run, hooks=hooks, policies=policies, schedule=schedule, evaluator=evaluators.make(program), profile=profile
+    )
+    return run, profile
+
+
+def _schedule(program: Program, folder: RunFolder, reporter: Reporter) -> CheckpointSchedule | None:
+    """The schedule of the run's checkpoints; None if psrun takes none."""
+    keys = program.config.checkpoint
+    if not isinstance(keys, choices.EpochCheckpoints):
+        return None
+    if folder.root is not folder:  # a replica, whose files are not used: as few as possible
+        keys = replace(keys, max_to_keep=1, best_metric=None)
+    checkpoints = Checkpoints(program, Store(folder.checkpoints), keys, reporter.warn)
+    return CheckpointSchedule(checkpoints, keys, reporter, folder)
+
+
+def _record_evaluator(evaluation: choices.EvaluationChoice, folder: RunFolder) -> None:
+    """Records the last result of the evaluator task in run.json: the task may have exited before the training."""
+    if evaluation.runs_on == "evaluator":
+        for result, _ in list(evaluators.kept_evaluations(folder.evaluations, evaluation.kind))[-1:]:
+            folder.emit("last_evaluation", **asdict(result))
+
+
+def _export(program: Program, folder: RunFolder, reporter: Reporter) -> None:
+    loaded = trained_model.load(program.config, program.source, Store(folder.checkpoints), reporter.warn)
+    path = trained_model.export(loaded, folder.path / "export", reporter.warn)
+    reporter.emit("export", step=loaded.checkpoint.step, path=str(path))
+
+
+def _result(run: TrainingRun, reporter: Reporter) -> dict[str, Any]:
+    """The keys of run.json that are known once the training has ended, also after an error."""
+    clock = run.clock
+    monitor = run.monitor
+    rate = clock.rate()
+    first_s = monitor.first_step_s
+    return {
+        "steps": run.steps,
+        "steps_per_s": rate,
+        "examples_per_s": None if rate is None else rate * run.program.examples_per_step,
+        "time_to_first_step_s": None if first_s is None else round(reporter.wall_s - (time.monotonic() - first_s), 3),
+        "step_time": asdict(run.step_time) if run.step_time else None,
+        "wall_s": round(reporter.wall_s, 3),
+        "pid": os.getpid(),
+    }
+
+
+def run_replica(run_config: RunConfig, context: TaskContext, stop: Stop) -> None:
+    """Trains. All tasks write checkpoints together, since reading a variable can require all of them.
+
+    Raises:
+      PsrunError: the run failed.
+    """
+    assert context.topology is not None
+    shared = task_files.shared(context.folder.path)
+    shared.mkdir(exist_ok=True)
+    scratch = shared / f"{context.topology.me}-own"
+    shutil.rmtree(scratch, ignore_errors=True)  # of the process before this one
+    scratch.mkdir()
+    own = RunFolder(scratch, root=context.folder)
+    run(run_config, replace(context, folder=own), stop)
 
 
 class Chief:
@@ -126,7 +373,7 @@ class Chief:
           PsrunError: a server did not start or was lost, a step failed, or data is wrong.
         """
         with self._connected(run_config.seed) as distribution:
-            program = build(run_config, source, distribution)
+            program = build_program(run_config, source, distribution)
             self._program = program
             build_state(program)
             if run_config.mode == "train":
@@ -188,7 +435,7 @@ class Chief:
         if loss is None or earlier is None:
             return None
         self.folder.emit("lost", **asdict(loss))
-        is_recorded = earlier.result.get(PENDING)
+        is_recorded = earlier.result.get(PENDING_LOSS)
         if earlier.result.get("status") == "running" and not is_recorded:
             action = "resumed from the newest checkpoint"
             self.reporter.emit("failure", step=loss.step, task=loss.task, cause=loss.cause, action=action)
@@ -215,3 +462,99 @@ class Chief:
 
 def _ask(servers: Mapping[Task, str]) -> Mapping[Task, ServerStatus]:
     return statuses(servers, timeout_s=ANSWER_WITHIN_S, incarnation=incarnation)
+
+
+class Recording:
+    """The record of one process of a run.
+
+    Git and the hashes of files work in threads beside the training: both can take seconds, and no step waits for them.
+
+    Args:
+      within: the folder whose repository is recorded: the current one of the run.
+    """
+
+    def __init__(self, folder: RunFolder, within: Path) -> None:
+        self._folder = folder
+        self._tree = WorkTree(note=f"git took more than {_GIT_WITHIN_S:g} s", dirty=None)
+        self._copies: dict[str, str] = {}
+        self._missing: list[str] = []
+        self._is_other = False
+        self._looking = threading.Thread(target=self._look, args=(within,), name="git", daemon=True)
+        self._hashing: threading.Thread | None = None
+        self._looking.start()
+
+    def _look(self, within: Path) -> None:
+        # A reproduction runs the code of another run, and not what is in the current folder.
+        self._tree = provenance.kept_tree(self._folder.path) or provenance.work_tree(within)
+
+    def begin(self, data_files: Sequence[str]) -> None:
+        """Records code and environment, once the user's modules are imported; begins to hash files.
+
+        Raises RunFolderError.
+        """
+        self._looking.join(_GIT_WITHIN_S)
+        earlier = self._folder.stored().get("code") or {}
+        self._is_other = bool(earlier.get("resumed_with_other_code"))
+        self._copy_modules(earlier.get("modules") or {})
+        with contextlib.suppress(OSError):
+            self._write_diff()
+        self._record_code()
+        self._folder.emit("environment", **provenance.environment())
+        self._hashing = threading.Thread(target=self._hash, args=(data_files,), name="hashes", daemon=True)
+        self._hashing.start()
+
+    def end(self) -> None:
+        """Completes the record: modules that the training imported, and hashes. Raises RunFolderError."""
+        if self._hashing is None:
+            return
+        if self._copy_modules({}):
+            self._record_code()
+        self._hashing.join(_HASHES_WITHIN_S)
+
+    def _copy_modules(self, earlier: dict[str, str]) -> bool:
+        """Copies the modules that were imported since the last call; returns whether there were any.
+
+        Args:
+          earlier: the copies of an earlier process of the run.
+        """
+        known = {*self._copies, *self._missing}
+        new = {name: file for name, file in provenance.user_modules().items() if name not in known}
+        self._is_other |= any(name in new and self._differs(copy, new[name]) for name, copy in earlier.items())
+        copies, missing = provenance.copy_modules(self._folder.path, new)
+        self._copies |= copies
+        self._missing += missing
+        return bool(new)
+
+    def _differs(self, copy: str, file: Path) -> bool:
+        try:
+            return (self._folder.path / copy).read_bytes() != file.read_bytes()
+        except OSError:
+            return False
+
+    def _write_diff(self) -> None:
+        diff = self._folder.path / DIFF
+        diff.unlink(missing_ok=True)
+        if self._tree.diff:
+            diff.parent.mkdir(exist_ok=True)
+            diff.write_bytes(self._tree.diff)
+
+    def _record_code(self) -> None:
+        tree = self._tree
+        facts: dict[str, Any] = {
+            "commit": tree.commit,
+            "branch": tree.branch,
+            "dirty": tree.dirty,
+            "diff": DIFF if (self._folder.path / DIFF).exists() else None,
+            "modules": self._copies,
+        }
+        if note := "; ".join(filter(None, (tree.note, provenance.not_copied(self._missing)))):
+            facts["note"] = note
+        if self._is_other:
+            facts["resumed_with_other_code"] = True
+        self._folder.emit("code", **facts)
+
+    def _hash(self, names: Sequence[str]) -> None:
+        with contextlib.suppress(DataError):  # a file that was removed meanwhile
+            known = storage.content_hashes(names)
+            if known:  # generated data has none: the seed and the options of `data` define it
+                self._folder.emit("hashes", hashes=known)

@@ -25,7 +25,7 @@ from psrun.roles import run_process, table
 
 # Their threads have handlers that run at a fork: the pool of OpenBLAS, and the allocator of Arrow.
 _WITH_THREADS = ("numpy", "pyarrow")
-_IMPORTED = ("coordinator", "server", "sidecar", "evaluator", "replica")
+_IMPORTED = ("chief", "server", "sidecar")
 _ADOPTED_POLL_S = 0.0005
 _MADV_DONTNEED = 4
 _MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) \S+ \S+ \S+ \d+ +/")  # of a file, in /proc/PID/smaps

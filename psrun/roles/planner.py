@@ -16,21 +16,21 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
-from psrun.cluster import partitioners, placement, strategy
+from psrun.cluster import placement, strategy
 from psrun.cluster.placement import Placed, Planned
 from psrun.config import choices, topology
 from psrun.config.run_config import RunConfig
-from psrun.data import load
-from psrun.program import inventory, list_inputs, make_optimizer, stacks, whole_variables
-from psrun.program.build import build, build_state, start_afresh
+from psrun.data import loading
+from psrun.layers import collection
+from psrun.program import batch_checks, build, embeddings, make_optimizer, whole_variables
+from psrun.program.batch_checks import zeros
+from psrun.program.build import build_program, build_state, start_afresh
 from psrun.program.compiled_model import Program, metric_variables
-from psrun.program.zeros import zeros
-from psrun.results.console import warner
+from psrun.results.console import features_guessed, folded_rows, placement_table, warner
 from psrun.results.run_folder import RunFolder
-from psrun.results.tables import features_guessed, folded, placement_table
 from psrun.tf_internals.names import name_of
+from psrun.tf_internals.strategies import UninitializedVariable
 from psrun.tf_internals.tracing import converted
-from psrun.tf_internals.variables import UninitializedVariable
 
 _INDEX_BYTES = 8
 _MAX_VALUES = 100_000  # of a variable that is not trained and gets its values in a plan
@@ -70,10 +70,10 @@ class Plan:
 
 def run(run_config: RunConfig, folder: RunFolder, console: Console) -> None:
     """Prints the plan and records it."""
-    source = load.load_source(run_config, folder.stored().get("data"))
+    source = loading.load_source(run_config, folder.stored().get("data"))
     for part in features_guessed(getattr(source, "guessed", ()), getattr(source, "notes", ())):
         console.print(part, soft_wrap=True)
-    run_config = load.planned(run_config, source, warner(console))
+    run_config = loading.planned(run_config, source, warner(console))
     plan = make(run_config, source)
     if run_config.resume is None:
         folder.emit(
@@ -97,16 +97,16 @@ def make(
     Raises:
       ConfigError: the variables do not fit into the memory, or cannot be cut into shards as configured.
     """
-    run_config = load.planned(run_config, source)
+    run_config = loading.planned(run_config, source)
     cluster = run_config.cluster
     recorder = _Recorder()
     start_afresh(run_config.seed)
     _, num_ps = _size(run_config)
-    with tf.variable_creator_scope(recorder.create), stacks.arranged_for(max(1, num_ps)):
-        program = build(run_config, source, strategy.Distribution(tf.distribute.get_strategy()))
+    with tf.variable_creator_scope(recorder.create), collection.arranged_for(max(1, num_ps)):
+        program = build_program(run_config, source, strategy.Distribution(tf.distribute.get_strategy()))
         recorder.gives_values = False
         traffic: dict[str, Traffic] = {}
-        lengths = list_inputs.mean_lengths(program.batch_spec, program.train_dataset)
+        lengths = batch_checks.mean_list_lengths(program.batch_spec, program.train_dataset)
 
         def state() -> tf.Tensor:
             # Within a function everything is symbolic: zeros of slots and the step take no memory either.
@@ -119,12 +119,12 @@ def make(
     whole_variables.check_separable(program, placed)
     warnings = make_optimizer.check_steps(program, placed)
     if cluster.has_parameter_servers and run_config.partitioner.num_shards is not None:
-        placement.check_rows(placed, run_config.partitioner.num_shards, stacked=stacks.tables_in(program.network))
+        placement.check_rows(placed, run_config.partitioner.num_shards, stacked=embeddings.tables_in(program.network))
     if cluster.has_parameter_servers and not cluster.spans_machines:
         placement.check_memory(placed, psutil.virtual_memory().total if memory_bytes is None else memory_bytes)
     total = sum(traffic.values(), Traffic())
     by_task = _by_task(traffic, placed, run_config) if cluster.has_parameter_servers else {}
-    warnings += inventory.costs_of_dense_tables(program.optimizer, placed)
+    warnings += build.costs_of_dense_tables(program.optimizer, placed)
     return Plan(placed, total, traffic, by_task, warnings)
 
 
@@ -169,8 +169,8 @@ def _place(variables: list[tf.Variable], program: Program, num_ps: int, rule: pl
         if kind == "optimizer":
             beside = max((other for other in trained if other in name), key=len, default=None)
         planned.append(Planned(name, shape, variable.dtype.name, variable.dtype.size, kind, beside, whole))
-    stacked = {stack.variable_name for stack in stacks.of(program.network)}
-    partition = partitioners.make(program.config.partitioner) if num_ps else None
+    stacked = {stack.variable_name for stack in embeddings.stacks_of(program.network)}
+    partition = strategy.make_partitioner(program.config.partitioner) if num_ps else None
 
     def num_shards(variable: Planned) -> int:
         if variable.name in stacked:
@@ -180,7 +180,7 @@ def _place(variables: list[tf.Variable], program: Program, num_ps: int, rule: pl
         return partition(shape=tf.TensorShape(variable.shape), dtype=tf.as_dtype(variable.dtype))[0]
 
     placed = placement.predicted(planned, num_ps=num_ps, num_shards=num_shards, rule=rule)
-    return stacks.by_table([shard for shard in placed if shard.kind != "other"], program.network)
+    return embeddings.by_table([shard for shard in placed if shard.kind != "other"], program.network)
 
 
 def _traffic(program: Program, lengths: Any) -> dict[str, Traffic]:
@@ -214,8 +214,8 @@ def _traffic(program: Program, lengths: Any) -> dict[str, Traffic]:
 
 def _by_table(by_variable: dict[str, Traffic], program: Program, lengths: Any) -> Iterator[tuple[str, Traffic]]:
     """The traffic of a stack by table, in proportion to the ids that are looked up in each."""
-    stack_of = {stack.variable_name: stack for stack in stacks.of(program.network)}
-    num_ids = stacks.ids_per_example(program.network, lengths if isinstance(lengths, Mapping) else {})
+    stack_of = {stack.variable_name: stack for stack in embeddings.stacks_of(program.network)}
+    num_ids = embeddings.ids_per_example(program.network, lengths if isinstance(lengths, Mapping) else {})
     for name, traffic in by_variable.items():
         if name not in stack_of:
             yield name, traffic
@@ -288,7 +288,7 @@ def _tasks_table(plan: Plan, run_config: RunConfig) -> Table:
             traffic = plan.traffic_by_task[task]
             sizes += [traffic.read_bytes, traffic.pushed_bytes]
         rows.append((task, *map(decimal, sizes)))
-    for row in folded(rows):
+    for row in folded_rows(rows):
         table.add_row(*row)
     return table
 

@@ -1,4 +1,8 @@
-"""One process of a run, from plain configuration values to an exit code, and the report of its outcome."""
+"""One process of a run, from plain configuration values to an exit code, and the report of its outcome.
+
+The tasks of a supervisor and the jobs of a sweep start here, `python -m psrun.roles.run_process FOLDER`, or are forked
+by `psrun.roles.fork_server`. It does not import Hydra, which would take half a second.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +23,15 @@ from rich.console import Console
 from rich.markup import escape
 
 from psrun import files, process
-from psrun.cluster import isolation
 from psrun.config import choices, parse, targets
 from psrun.config.run_config import RunConfig
 from psrun.config.topology import CHIEF
 from psrun.errors import CANNOT_GROW, ConfigError, ExitCode, Interrupted, PsrunError, RunFolderError
 from psrun.process import Stop
-from psrun.results import reading, run_name, run_state, task_files
+from psrun.results import run_folder, run_state, task_files
 from psrun.results.run_folder import CONFIG, RunFolder, cannot_be_made, in_use, write_config
-from psrun.roles import table, task_assignment
-from psrun.roles.task_assignment import Identity
+from psrun.roles import table
+from psrun.roles.table import Identity
 
 _CANNOT_BE_WRITTEN = (*CANNOT_GROW, errno.EPIPE)
 _BEGUN_WITHIN_S = 10.0
@@ -195,7 +198,7 @@ def _parsed(
     """The run, and the task of this process. Raises ConfigError and Interrupted, once they are recorded."""
     try:
         run = parse.load(raw)  # which imports the user's modules
-        me = task_assignment.identify(run, os.environ)
+        me = table.identify(run, os.environ)
         stop.raise_if_requested()
     except (ConfigError, Interrupted) as error:
         reason = stop.reason_of(error)
@@ -269,9 +272,9 @@ def _begun(folder: RunFolder, raw: Mapping[str, Any], overrides: list[str], star
     # A resumed run counts the time of its processes, without the pauses.
     began_s = folder.stored()["started_s"] if supervised else started_s - folder.elapsed_s()
     here: dict[str, Any] = {} if supervised else {"process": _process_of(raw)}
-    name = reading.mapping(raw.get("run")).get("name")
+    name = files.as_mapping(raw.get("run")).get("name")
     if name is not None and not supervised:
-        run_name.write(folder.path, str(name))
+        run_folder.write_name(folder.path, str(name))
     folder.reserve_disk_space()
     wall_s = round(time.time() - began_s, 3)
     folder.emit("begun", wall_s=wall_s, mode=raw.get("mode"), started_s=began_s, **here, overrides=overrides)
@@ -280,7 +283,7 @@ def _begun(folder: RunFolder, raw: Mapping[str, Any], overrides: list[str], star
 
 def _process_of(raw: Mapping[str, Any]) -> dict[str, Any]:
     """The identity of this process, with the engine's job that runs its tasks."""
-    kind = reading.mapping(raw.get("cluster")).get("kind")
+    kind = files.as_mapping(raw.get("cluster")).get("kind")
     return {**process.this_process(), **choices.cluster_of_kind(kind).job(os.environ)}
 
 
@@ -294,7 +297,7 @@ def _isolated(run: RunConfig) -> str | None:
     if isolate == "auto" and run.needs_network:
         reason: str | None = "the data or the checkpoints are elsewhere"
     else:
-        reason = isolation.isolate()
+        reason = process.isolate()
     if reason is None:
         return None
     if isolate is True:
@@ -351,3 +354,7 @@ def _outcome(error: BaseException, task: str, started_s: float) -> dict[str, Any
     recorded = {"type": type(error).__name__, "message": str(error), "task": getattr(error, "task", None) or task}
     status = "interrupted" if isinstance(error, Interrupted) else "failed"
     return {"status": status, "exit_code": code, "error": recorded, "wall_s": round(time.time() - started_s, 3)}
+
+
+if __name__ == "__main__":
+    run_prepared(Path(sys.argv[1]))

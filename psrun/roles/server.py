@@ -11,10 +11,10 @@ from typing import Any
 
 from psrun.cluster import servers
 from psrun.cluster.probe import reachable
-from psrun.cluster.run_over import RunOverSignal
+from psrun.cluster.servers import RunOverSignal
 from psrun.config.topology import CHIEF, Topology
 from psrun.errors import ChiefGoneError
-from psrun.launch.hang_detector import Silence
+from psrun.launch.losses import Silence
 from psrun.process import Stop, allow_open_files
 from psrun.results import task_files
 from psrun.results.run_folder import RunFolder

@@ -14,27 +14,24 @@ from typing import Any
 import tensorflow as tf
 
 from psrun import process
-from psrun.checkpoint import export, load_model
-from psrun.checkpoint.manifest import Manifest
-from psrun.checkpoint.sources import CheckpointInfo, KerasCheckpoints, RunCheckpoints
-from psrun.checkpoint.store import Store, is_better
+from psrun.checkpoint import trained_model
+from psrun.checkpoint.storage import Manifest, Store, is_better
+from psrun.checkpoint.trained_model import CheckpointInfo, KerasCheckpoints, RunCheckpoints
 from psrun.cluster import strategy
 from psrun.config.run_config import RunConfig
 from psrun.config.topology import CHIEF, Task
-from psrun.data import load
+from psrun.data import loading
 from psrun.errors import CheckpointError, ChiefGoneError, ConfigError
 from psrun.process import Stop
 from psrun.program.batch_checks import data_errors
-from psrun.program.build import build, build_state, start_afresh
+from psrun.program.build import build_program, build_state, start_afresh
 from psrun.program.compiled_model import Program
 from psrun.results import task_files
 from psrun.results.events import Reporter, Sink
 from psrun.results.run_folder import RunFolder, is_over
-from psrun.results.trackers.tracking import tracker_sinks
-from psrun.training import callbacks
-from psrun.training.evaluation import meters
-from psrun.training.evaluation.direct import DirectEvaluation
-from psrun.training.evaluation.meters import Evaluation
+from psrun.results.tracking import tracker_sinks
+from psrun.training import evaluators, fit
+from psrun.training.evaluators import DirectEvaluation, Evaluation
 from psrun.training.metric_policies import Plateau
 
 _POLL_S = 0.5
@@ -90,7 +87,9 @@ class Sidecar:
         self._warned: set[str] = set()
         self._plateau = Plateau(run_config.early_stopping)
         self._earlier_result = self._result_to_be_resumed()
-        for evaluation, checkpoint in meters.kept(folder.evaluations, self._evaluation.kind):  # of earlier evaluators
+        for evaluation, checkpoint in evaluators.kept_evaluations(
+            folder.evaluations, self._evaluation.kind
+        ):  # of earlier evaluators
             self._done.add(checkpoint)
             self._last = evaluation
             self._count += 1
@@ -218,11 +217,11 @@ class Sidecar:
 
     def _evaluated(self, name: Any) -> tuple[Evaluation, CheckpointInfo]:
         if self._program is None:
-            callback_list = callbacks.made(self._evaluation.callbacks, "evaluation.callbacks")
-            source = load.load_source(self._run, self._folder.stored().get("data"), folder=self._folder.root.path)
-            planned = load.planned(self._run, source)
+            callback_list = fit.made_callbacks(self._evaluation.callbacks, "evaluation.callbacks")
+            source = loading.load_source(self._run, self._folder.stored().get("data"), folder=self._folder.root.path)
+            planned = loading.planned(self._run, source)
             start_afresh(self._run.seed)
-            built = build(planned, source, strategy.Distribution(tf.distribute.get_strategy()))
+            built = build_program(planned, source, strategy.Distribution(tf.distribute.get_strategy()))
             build_state(built)
             evaluation = DirectEvaluation(built, callback_list)
             self._program = built, evaluation
@@ -254,8 +253,8 @@ class Sidecar:
                 self._store.compare(evaluation.step, metric, evaluation.values[metric], mode=checkpoint.best_mode)
         if self._is_best(evaluation) and self._run.export.best and self._program is not None:
             program, _ = self._program
-            best = load_model.LoadedModel(program.model, program.source, manifest)
-            path = export.write(best, self._folder.path / "export" / "best", self._reporter.warn)
+            best = trained_model.LoadedModel(program.model, program.source, manifest)
+            path = trained_model.export(best, self._folder.path / "export" / "best", self._reporter.warn)
             self._reporter.emit("export", step=evaluation.step, path=str(path))
 
     def _is_best(self, evaluation: Evaluation) -> bool:

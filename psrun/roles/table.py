@@ -1,30 +1,163 @@
-"""The table of roles. The module of a role is imported only in processes with that role."""
+"""The table of roles, and the task and the role of this process.
+
+The module of a role that imports TensorFlow is imported only in processes with that role.
+"""
 
 from __future__ import annotations
 
 import gc
 import importlib
-from collections.abc import Callable
+import os
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TextIO
 
 from rich.console import Console
 
-from psrun.config import choices
-from psrun.config.run_config import RunConfig
-from psrun.config.topology import Task
-from psrun.errors import ExitCode, Interrupted, PsrunError
-from psrun.process import Stop, allow_open_files
+from psrun.config import choices, rules, topology
+from psrun.config.run_config import CHIEF_ROLES, RunConfig
+from psrun.config.topology import CHIEF, Task, Topology
+from psrun.errors import ChiefGoneError, ConfigError, ExitCode, Interrupted, PsrunError
+from psrun.process import SUPERVISOR_PID, Stop, allow_open_files
+from psrun.results import task_files
 from psrun.results.console import ConsoleSink
-from psrun.results.events import Reporter
-from psrun.results.run_folder import RunFolder
-from psrun.roles.task_assignment import Identity
-from psrun.roles.task_context import TaskContext
-from psrun.tf_internals import generated_files
+from psrun.results.events import Reporter, Sink
+from psrun.results.run_folder import RunFolder, is_over
+from psrun.tf_internals import modules
 from psrun.tf_internals.modules import import_for_servers, lazy_imports
 
+_POLL_S = 0.5
 # TensorFlow may hold Python's global lock for 20 s, until it gives up connecting to a disconnected host.
 _GUARD_WAITS_LONGER_S = 30.0
+
+
+@dataclass(frozen=True)
+class Identity:
+    """The task and the role of this process.
+
+    Attributes:
+      role: of `psrun.roles.table.ROLES`.
+      name: of the task, as in log files and messages.
+      topology: None for a single process.
+      owns_folder: whether this process creates the run folder and writes run.json.
+      may_find_run: whether a run that is already in the folder is an earlier start of this one.
+      patience_s: how long processes of an earlier start, on lost nodes, may still use the folder.
+      start: the name of this start of the run; they see it and exit.
+    """
+
+    role: str
+    name: str
+    topology: Topology | None = None
+    owns_folder: bool = True
+    may_find_run: bool = False
+    patience_s: float = 0.0
+    start: str = ""
+
+    @property
+    def of_processes(self) -> bool:
+        """Whether it is one of several processes, or starts them."""
+        return self.topology is not None or self.role == "supervisor"
+
+
+def identify(run: RunConfig, environment: Mapping[str, str]) -> Identity:
+    """Raises ConfigError if the task cannot be determined."""
+    if run.mode != "train" and not (run.uses_cluster and run.cluster.has_server_processes):
+        role = {"plan": "planner", "export": "exporter", "predict": "predictor", "evaluate": "evaluation"}[run.mode]
+        return Identity(role, role, owns_folder=run.resume is None)  # an existing run is not changed
+    starter = None if SUPERVISOR_PID in environment else _starter(run, environment)
+    if starter is not None:
+        return starter
+    cluster = _topology(run, environment)
+    if cluster is None:
+        return Identity("coordinator", str(CHIEF))
+    if run.cluster.has_synchronous_workers and cluster.me != CHIEF:
+        return Identity("replica", str(cluster.me), cluster, owns_folder=False)
+    if run.sidecar is not None and run.sidecar.sets_worker_aside and cluster.me.job != topology.EVALUATOR.job:
+        cluster = topology.with_one_set_aside(cluster)
+    if cluster.me == CHIEF and (problems := rules.worker_problems(run, len(cluster.of("worker")))):
+        raise ConfigError(problems)
+    return _of(cluster, cluster.me, CHIEF_ROLES[run.mode])
+
+
+def _starter(run: RunConfig, environment: Mapping[str, str]) -> Identity | None:
+    """The identity of a process that starts the tasks of a cluster; None for a task."""
+    if not isinstance(run.cluster, choices.Supervised):
+        return None
+    start = run.cluster.start(run, environment)
+    return Identity(
+        "supervisor",
+        "supervisor",
+        may_find_run=start.may_find_run,
+        patience_s=start.patience_s,
+        start=start.name,
+    )
+
+
+def _topology(run: RunConfig, environment: Mapping[str, str]) -> Topology | None:
+    """The cluster of this process; None for a single process."""
+    return run.cluster.topology(run, environment)
+
+
+def _of(cluster: Topology, me: Task, chiefs_role: str) -> Identity:
+    if me.job == "worker" and me not in cluster.addresses:
+        return Identity("evaluator", str(me), cluster, owns_folder=False)
+    if me.job in ("worker", "ps"):
+        return Identity("server", str(me), cluster, owns_folder=False)
+    if me.job == topology.EVALUATOR.job:
+        return Identity("evaluator", str(me), cluster, owns_folder=False)
+    return Identity(chiefs_role, str(me), cluster, may_find_run=True)
+
+
+@dataclass(frozen=True)
+class TaskContext:
+    """Where the task works and reports, and its cluster.
+
+    Attributes:
+      folder: of the run; or a folder within it, to evaluate or predict on a cluster of several processes.
+      console: output for users.
+      started_s: when the run started, as of `time.time`.
+      topology: of a cluster of several processes; None for a single process.
+      give_up: ends this process with an error, whatever its threads are doing; for clusters without a supervisor.
+      connect: replaces `strategy.connect`, in tests with running servers.
+    """
+
+    folder: RunFolder
+    console: Sink
+    started_s: float
+    topology: Topology | None = None
+    give_up: Callable[[PsrunError], None] | None = None
+    connect: Callable[..., Any] | None = None  # this module does not import TensorFlow
+
+
+def wait_for_end_of_run(folder: RunFolder, stop: Stop, *, index: int, run_timeout_s: float) -> None:
+    """Waits until the run in the folder is over, which it is not while its chief is to be restarted.
+
+    Raises:
+      ChiefGoneError: there was no run in the folder, or no heartbeat of its chief, for `run_timeout_s`.
+    """
+    stop.defer(_POLL_S * 10)
+    me = Task("evaluator", index)
+    beat = None
+    heard_s = time.monotonic()
+    heartbeat = task_files.HeartbeatWriter(
+        folder.path, me, lambda: task_files.Heartbeat(os.getpid(), time.time(), "waiting")
+    )
+    heartbeat.start()
+    try:
+        while not stop.requested.wait(_POLL_S):
+            result = folder.stored()
+            before = beat
+            if is_over(result) or result.get("exit_code") == ExitCode.INTERRUPTED:
+                return
+            beat = task_files.read(folder.path, CHIEF)
+            if beat is not None and beat != before:
+                heard_s = time.monotonic()
+            elif time.monotonic() - heard_s > run_timeout_s:
+                what = "no chief of the run in" if result else "no run in"
+                raise ChiefGoneError(f"{what} {folder.path} for {run_timeout_s:.0f} s; {me} exits", task=str(me))
+    finally:
+        heartbeat.stop()
 
 
 @dataclass(frozen=True)
@@ -56,7 +189,7 @@ def import_role(name: str) -> Any:
     gc.disable()
     with lazy_imports():
         module = importlib.import_module(f"psrun.roles.{name}")
-    generated_files.keep_together()
+    modules.keep_generated_files_together()
     gc.freeze()
     gc.enable()
     return module
@@ -64,19 +197,19 @@ def import_role(name: str) -> Any:
 
 def _coordinator(process: Process) -> None:
     with process.console.status("importing TensorFlow"):  # takes two seconds and more
-        module = import_role("coordinator")
-    _as_chief(process, module, process.stop)
+        module = import_role("chief")
+    _as_chief(process, module.run, process.stop)
 
 
-def _as_chief(process: Process, module: Any, *more: Any) -> None:
-    """Runs a chief's role, with a guard if there is no supervisor."""
+def _as_chief(process: Process, run: Callable[..., None], *more: Any) -> None:
+    """Calls the function of a chief's role, with a guard if there is no supervisor."""
     me, cluster = process.me, process.run.cluster
     if isinstance(cluster, choices.Unsupervised) and me.topology is not None:
         servers = me.topology.servers()
         timeout_s = cluster.heartbeat_timeout_s + _GUARD_WAITS_LONGER_S
-        guard = importlib.import_module("psrun.launch.guard")
-        guard.start(process.folder.path, process.terminal, timeout_s=timeout_s, servers=servers)
-    module.run(process.run, _context(process), *more)
+        guard = importlib.import_module("psrun.launch.unsupervised")
+        guard.start_guard(process.folder.path, process.terminal, timeout_s=timeout_s, servers=servers)
+    run(process.run, _context(process), *more)
 
 
 def _context(process: Process) -> TaskContext:
@@ -85,8 +218,7 @@ def _context(process: Process) -> TaskContext:
 
 
 def _replica(process: Process) -> None:
-    module = import_role("replica")
-    module.run(process.run, _context(process), process.stop)
+    import_role("chief").run_replica(process.run, _context(process), process.stop)
 
 
 def _server(process: Process) -> None:
@@ -107,8 +239,8 @@ def _evaluator(process: Process) -> None:
         module = import_role("sidecar")
         module.run(process.run, process.folder, ConsoleSink(process.console), process.stop, me=topology.me)
         return
-    module, timeout_s = import_role("evaluator"), process.run.cluster.chief_timeout_s
-    module.run(process.folder, process.stop, index=topology.me.index, run_timeout_s=timeout_s)
+    timeout_s = process.run.cluster.chief_timeout_s
+    wait_for_end_of_run(process.folder, process.stop, index=topology.me.index, run_timeout_s=timeout_s)
 
 
 def _evaluates(sidecar: choices.Sidecar | None, me: Task) -> bool:
@@ -134,7 +266,7 @@ def _supervisor(process: Process) -> ExitCode:
         raise
     finally:
         backend.close(code)
-        generated_files.remove_abandoned()
+        modules.remove_abandoned_folders()
 
 
 def _planner(process: Process) -> None:
@@ -142,15 +274,15 @@ def _planner(process: Process) -> None:
 
 
 def _exporter(process: Process) -> None:
-    import_role("exporter").run(process.run, process.folder, process.console)
+    import_role("checkpoint_modes").run_export(process.run, process.folder, process.console)
 
 
 def _predictor(process: Process) -> None:
-    _as_chief(process, import_role("predictor"))
+    _as_chief(process, import_role("checkpoint_modes").run_predict)
 
 
 def _evaluation(process: Process) -> None:
-    _as_chief(process, import_role("evaluation"))
+    _as_chief(process, import_role("checkpoint_modes").run_evaluate)
 
 
 # The only place with deferred imports: all roles but those that start tasks import TensorFlow.

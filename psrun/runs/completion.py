@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from psrun import process
-from psrun.cli import commands, hydra_app
-from psrun.cli.commands import Command
+from psrun.cli import command_line
+from psrun.cli.command_line import Command
 from psrun.engines.submit import ENGINES
 from psrun.errors import ConfigError, ExitCode
 
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str]) -> ExitCode:
             "query=SHELL, where SHELL is bash, zsh or fish"
         )
     if not arguments[0].startswith("query="):
-        return hydra_app.run(time.time())
+        return command_line.run_experiment(time.time())
     return _query(arguments[0])
 
 
@@ -62,7 +62,7 @@ def _query(shell: str) -> ExitCode:
         elif before and before[-1] == _CONFIG_DIR:
             answers = _paths(word, folders=True)
         else:
-            answers = [] if before else [each for each in commands.words() if each.startswith(word)]
+            answers = [] if before else [each for each in command_line.command_words() if each.startswith(word)]
             answers += _of_hydra(before, word, shell)
     sys.stdout.write("".join(f"{answer}\n" for answer in answers))
     return ExitCode.DONE
@@ -70,7 +70,7 @@ def _query(shell: str) -> ExitCode:
 
 def _command(word: str) -> Command | None:
     """The command of a word; None for what is no word, such as an override."""
-    return commands.find(word) if word.isidentifier() else None
+    return command_line.find_command(word) if word.isidentifier() else None
 
 
 def help_of(command: Command, *arguments: str) -> str:
@@ -120,5 +120,5 @@ def _of_hydra(before: Sequence[str], word: str, shell: str) -> list[str]:
     printed = io.StringIO()
     # Hydra asserts that what comes before the last dot of a key has keys.
     with contextlib.redirect_stdout(printed), contextlib.suppress(ConfigError, AssertionError):
-        hydra_app.run(time.time())
+        command_line.run_experiment(time.time())
     return printed.getvalue().split()

@@ -15,7 +15,7 @@ from rich.console import Console
 from psrun.config.schema import did_you_mean
 from psrun.config.topology import CHIEF, Task
 from psrun.errors import ConfigError, ExitCode, PsrunError
-from psrun.results import found, run_state
+from psrun.results import run_state
 from psrun.results.run_folder import RunFolder
 from psrun.results.run_state import natural
 from psrun.runs.sweeps.sweep import LOG, RECORD
@@ -36,7 +36,7 @@ def main(arguments: list[str]) -> ExitCode:
       SystemExit: from argparse, for --help and for invalid arguments.
     """
     options = _parser().parse_args(arguments)
-    folder = found.resolved_run(options.run)
+    folder = run_state.resolve_run(options.run)
     names = _tasks(folder)
     if options.tasks:
         Console(highlight=False).print("\n".join(names) or "no logs yet", markup=False, soft_wrap=True)
@@ -51,7 +51,7 @@ def main(arguments: list[str]) -> ExitCode:
         Console(stderr=True, highlight=False).print(message, style="dim")
         raise
     state = run_state.look(folder)
-    command = found.resume_command(folder)
+    command = run_state.resume_command(folder)
     if state.gone and command:
         text = f"the run is {run_state.GONE}: {state.gone}; to resume: {command}"
         Console(stderr=True, highlight=False).print(text, markup=False, soft_wrap=True)
@@ -60,7 +60,7 @@ def main(arguments: list[str]) -> ExitCode:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="psrun logs", description=f"Shows {__doc__.partition(': ')[2]}")
-    parser.add_argument("run", metavar="RUN", help=found.HELP)
+    parser.add_argument("run", metavar="RUN", help=run_state.WORD_HELP)
     parser.add_argument("task", nargs="?", metavar="TASK", help=f"such as worker-1 (default {CHIEF})")
     parser.add_argument("-f", "--follow", action="store_true", help="show what is added until the run has ended")
     parser.add_argument("--tasks", action="store_true", help="list the tasks that have logs instead")

@@ -19,7 +19,7 @@ from rich.filesize import decimal
 
 from psrun import files
 from psrun.errors import ConfigError, ExitCode, PsrunError
-from psrun.results import found, reading, recorded_config, run_state, submitted_run
+from psrun.results import recorded_config, run_folder, run_state
 from psrun.results.run_state import SWEEP, holds_run
 from psrun.runs.listing import entries
 from psrun.runs.listing.entries import Entry, size_bytes
@@ -48,7 +48,7 @@ def main(arguments: list[str]) -> ExitCode:
         chosen = [each for folder in chosen for each in _others(folder)]
     targets, kept = _checked(chosen, whole_sweeps=not options.keep_best, must=options.older_than is None)
     for folder, reason in kept:
-        _print(console, f"kept {found.shown(folder)}: {reason}")
+        _print(console, f"kept {run_state.shown_path(folder)}: {reason}")
     if not targets:
         _print(console, "nothing to remove")
         return ExitCode.DONE
@@ -67,7 +67,7 @@ def main(arguments: list[str]) -> ExitCode:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="psrun rm", description=__doc__.partition(": ")[2])
-    text = f"{found.HELP}; with --older-than also a folder of runs, such as {found.RUNS}/"
+    text = f"{run_state.WORD_HELP}; with --older-than also a folder of runs, such as {run_state.RUNS}/"
     parser.add_argument("run", nargs="+", metavar="RUN", help=text)
     text = "only what nothing was written to for so long, such as 30d (min, h, d, w)"
     parser.add_argument("--older-than", type=_age, metavar="AGE", help=text)
@@ -109,9 +109,9 @@ class _Target:
 
 
 def _named(word: str) -> Path:
-    """The folder that a word means, also a link that leads nowhere. Raises ConfigError as `found.resolved`."""
+    """The folder that a word means, also a link that leads nowhere. Raises ConfigError as `run_state.resolve`."""
     path = Path(word).expanduser()
-    return path if _is_dangling(path) else found.resolved(word)
+    return path if _is_dangling(path) else run_state.resolve(word)
 
 
 def _chosen(folders: Sequence[Path], older_than_s: float | None) -> list[Path]:
@@ -124,7 +124,7 @@ def _chosen(folders: Sequence[Path], older_than_s: float | None) -> list[Path]:
             message = f"{folder} is neither a run nor a sweep; name runs, or add --older-than for those below it"
             raise ConfigError(message)
         else:
-            below = [Path(path).absolute() for path, _ in found.walk(str(folder))]
+            below = [Path(path).absolute() for path, _ in run_state.walk(str(folder))]
             jobs = {path for path in below if any(_is_sweep(parent) for parent in path.parents)}
             chosen |= dict.fromkeys(path for path in below if path not in jobs)
     now_s = time.time()
@@ -134,21 +134,23 @@ def _chosen(folders: Sequence[Path], older_than_s: float | None) -> list[Path]:
 def _written_s(folder: Path) -> float:
     """When anything of a run, or of a sweep and its jobs, was last written."""
     if not _is_sweep(folder):
-        return run_state.look(folder).written_s or reading.changed_s(folder)
-    jobs = [Path(path) for path, is_sweep in found.walk(str(folder)) if not is_sweep]
-    return max([reading.changed_s(folder / SWEEP), *map(_written_s, jobs)])
+        return run_state.look(folder).written_s or files.changed_s(folder)
+    jobs = [Path(path) for path, is_sweep in run_state.walk(str(folder)) if not is_sweep]
+    return max([files.changed_s(folder / SWEEP), *map(_written_s, jobs)])
 
 
 def _others(folder: Path) -> list[Path]:
     """The jobs of a sweep but the best one. Raises ConfigError if it is none, or no job is the best."""
     if not _is_sweep(folder):
-        raise ConfigError(f"--keep-best is for sweeps; {found.shown(folder)} is a single run")
+        raise ConfigError(f"--keep-best is for sweeps; {run_state.shown_path(folder)} is a single run")
     if reason := _in_use(folder):
-        raise ConfigError(f"{found.shown(folder)} {reason}")
+        raise ConfigError(f"{run_state.shown_path(folder)} {reason}")
     best = SweepReader(folder).look().best
     if best is None:
-        raise ConfigError(f"no job of {found.shown(folder)} is the best: none has a metric; remove the whole sweep")
-    jobs = [Path(path) for path, is_sweep in found.walk(str(folder)) if not is_sweep]
+        raise ConfigError(
+            f"no job of {run_state.shown_path(folder)} is the best: none has a metric; remove the whole sweep"
+        )
+    jobs = [Path(path) for path, is_sweep in run_state.walk(str(folder)) if not is_sweep]
     return [job for job in jobs if job != folder / best.folder]
 
 
@@ -174,7 +176,7 @@ def _checked(
         else:
             targets.append(_Target.of(folder))
     if kept and must:
-        problems = "\n".join(f"{found.shown(folder)} {reason}" for folder, reason in kept)
+        problems = "\n".join(f"{run_state.shown_path(folder)} {reason}" for folder, reason in kept)
         raise ConfigError(f"nothing is removed:\n{problems}" if len(folders) > 1 else problems)
     return targets, kept
 
@@ -190,7 +192,7 @@ def _in_use(folder: Path) -> str:
         running = state.status == "running" or any(job.status in ("running", STARTING) for job in state.jobs)
         return "is running; psrun stop ends it" if running or _is_locked(folder) else ""
     state_of_run = run_state.look(folder)
-    if state_of_run.status == submitted_run.PENDING:
+    if state_of_run.status == run_folder.PENDING:
         return "waits for its Slurm job; psrun stop cancels it"
     running = state_of_run.status == "running" and not state_of_run.gone
     return "is running; psrun stop ends it" if running or _is_locked(folder) else ""
@@ -206,12 +208,14 @@ def _of_sweep(folder: Path) -> str:
     """The sweep of which the run in a folder is a job, as a reason; empty if it is none."""
     for above in list(folder.parents)[: run_state.LEVELS]:
         if _is_sweep(above) and folder in map(above.joinpath, _folders_of_jobs(above)):
-            return f"is a job of the sweep {found.shown(above)}; remove the sweep, or its other jobs: --keep-best"
+            return (
+                f"is a job of the sweep {run_state.shown_path(above)}; remove the sweep, or its other jobs: --keep-best"
+            )
     return ""
 
 
 def _folders_of_jobs(sweep: Path) -> list[str]:
-    record, _ = reading.loaded(sweep / SWEEP)
+    record, _ = files.load_mapping(sweep / SWEEP)
     return [job.folder for job in Sweep.from_record(sweep, record).jobs.values()]
 
 
@@ -226,7 +230,7 @@ class _References:
 
     def __init__(self, removed: Sequence[Path]) -> None:
         self._removed = [os.path.realpath(folder) for folder in removed]
-        runs = found.RUNS.resolve()
+        runs = run_state.RUNS.resolve()
         beside = {folder.parent.resolve() for folder in removed}
         roots = {folder for folder in beside if folder != runs and runs not in folder.parents}
         self._named: list[tuple[Entry, str, str]] = []
@@ -239,7 +243,7 @@ class _References:
         for entry, key, value in self._named:
             if not _is_inside(value, target, entry.path) or self._is_removed(os.path.realpath(entry.path)):
                 continue
-            return f"is needed by {found.shown(Path(entry.path))}, whose {key} is {value}"
+            return f"is needed by {run_state.shown_path(Path(entry.path))}, whose {key} is {value}"
         return ""
 
     def _is_removed(self, path: str) -> bool:
@@ -287,7 +291,7 @@ def _remove(targets: Sequence[_Target], *, from_sweeps: bool) -> None:
                     target.folder.unlink()
             except OSError as error:
                 reason = error.strerror or error
-                raise PsrunError(f"{found.shown(target.folder)} cannot be removed: {reason}") from error
+                raise PsrunError(f"{run_state.shown_path(target.folder)} cannot be removed: {reason}") from error
     if from_sweeps:
         _forget([target.folder for target in targets])
     for parent in {away.parent for away in hidden}:
@@ -304,7 +308,7 @@ def _held(folder: Path) -> Iterator[None]:
         descriptor = files.lock(folder)
         is_held = descriptor is not None
     if not is_held:
-        raise ConfigError(f"{found.shown(folder)} has just been started; psrun stop ends it")
+        raise ConfigError(f"{run_state.shown_path(folder)} has just been started; psrun stop ends it")
     try:
         yield
     finally:
@@ -330,7 +334,7 @@ def _remove_tree(folder: Path) -> None:
     except FileNotFoundError:  # another process removes it, too
         return
     except OSError as error:
-        raise PsrunError(f"{found.shown(folder)} cannot be removed: {error.strerror or error}") from error
+        raise PsrunError(f"{run_state.shown_path(folder)} cannot be removed: {error.strerror or error}") from error
 
 
 # -- questions and answers
@@ -348,7 +352,7 @@ def _show(console: Console, targets: Sequence[_Target]) -> None:
         size = decimal(target.bytes)
         if target.leads_to is not None:
             size = f"a link to {target.leads_to}, which stays"
-        _print(console, f"{found.shown(target.folder)}  {size}")
+        _print(console, f"{run_state.shown_path(target.folder)}  {size}")
     if len(targets) > _SHOWN:
         _print(console, f"and {len(targets) - _SHOWN:,} more")
 

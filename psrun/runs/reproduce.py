@@ -17,16 +17,16 @@ from omegaconf import open_dict, read_write
 from rich.console import Console
 
 from psrun import files, process
-from psrun.cli import resume
-from psrun.cli.hydra_app import write_hydra
-from psrun.config import compose, parse, resolvers, targets
-from psrun.config.arguments import key_of
+from psrun.cli import command_line
+from psrun.cli.command_line import write_hydra
+from psrun.config import composition, parse, targets
+from psrun.config.groups import key_of
 from psrun.config.run_config import RunConfig
-from psrun.data import hashes
+from psrun.data import storage
 from psrun.errors import ConfigError, ExitCode, Problem
-from psrun.results import found, provenance, recorded_config, run_state
-from psrun.results.journal import METRICS, EventReader
-from psrun.results.reading import loaded, mapping
+from psrun.files import as_mapping, load_mapping
+from psrun.results import provenance, recorded_config, run_state
+from psrun.results.events import METRICS, EventReader
 from psrun.results.run_folder import CONFIG, HYDRA, RunFolder, cannot_be_made, flat, write_config
 from psrun.runs import reproduction
 from psrun.runs.reproduction import Difference, Reproduction, Sample
@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> ExitCode:
     targets.search_modules()  # as a run does: packages of the current folder count
     options = _parser().parse_intermixed_args(arguments)
     folder, overrides = _positional(options.arguments)
-    record = _Record.read(found.named(str(options.run)) or options.run)
+    record = _Record.read(run_state.find_named(str(options.run)) or options.run)
     into = _fresh(folder, record.path)
     sample = _sample(record, options.seeds)
     console = Console(highlight=False)
@@ -147,7 +147,7 @@ class _Record:
         if missing:
             raise ConfigError(f"{path / missing[0]} is missing: the recorded code is not complete; restore the folder")
         raw = recorded_config.read(path / CONFIG)
-        sweep, _ = loaded(path.parent / SWEEP)
+        sweep, _ = load_mapping(path.parent / SWEEP)
         return cls(path, raw, result, sweep.get("metric"))
 
     @property
@@ -158,7 +158,7 @@ class _Record:
 
     @property
     def code(self) -> Mapping[str, Any]:
-        return mapping(self.result["code"])
+        return as_mapping(self.result["code"])
 
     @property
     def was_resumed(self) -> bool:
@@ -170,11 +170,11 @@ class _Record:
 
     @property
     def environment(self) -> Mapping[str, Any]:
-        return mapping(self.result["environment"])
+        return as_mapping(self.result["environment"])
 
     @property
     def data(self) -> Mapping[str, Any]:
-        return mapping(mapping(self.result.get("data")).get("hashes"))
+        return as_mapping(as_mapping(self.result.get("data")).get("hashes"))
 
     @property
     def title(self) -> str:
@@ -206,7 +206,7 @@ def _of_data(record: _Record, overrides: Sequence[str]) -> list[Difference]:
     """How the data files differ from the recorded ones; nothing if the command chooses other data."""
     if any(key_of(each).partition(".")[0] in ("data", "model", "experiment") for each in overrides):
         return []
-    return reproduction.of_data(record.data, hashes.again(record.data))
+    return reproduction.of_data(record.data, storage.content_hashes_again(record.data))
 
 
 def _changed(difference: Difference) -> str:
@@ -262,14 +262,14 @@ def _prepare(record: _Record, into: Path, arguments: Sequence[str]) -> tuple[lis
 
 def _composed(arguments: Sequence[str], record: _Record, into: Path) -> dict[str, Any]:
     """The recorded configuration with the groups and keys that the arguments name; also writes the files of Hydra."""
-    resolvers.register()
-    composed = resume.compose(arguments, record.path, into=into)
+    parse.register_resolvers()
+    composed = command_line.compose_resumed(arguments, record.path, into=into)
     with read_write(composed), open_dict(composed):
         composed.hydra.runtime.output_dir = str(into)
     HydraConfig.instance().set_config(composed)
-    own = compose.without_hydra(composed)
+    own = composition.without_hydra(composed)
     write_hydra((into / HYDRA[0]).parent, own, (into / HYDRA[0]).parent.name)
-    return _moved(compose.plain(own), record, into)
+    return _moved(composition.plain(own), record, into)
 
 
 def _moved(raw: Any, record: _Record, into: Path) -> dict[str, Any]:
@@ -328,4 +328,4 @@ def _compared(
 
 
 def _steps(then: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[Any, Any]:
-    return mapping(then.get("steps")).get("applied"), mapping(now.get("steps")).get("applied")
+    return as_mapping(then.get("steps")).get("applied"), as_mapping(now.get("steps")).get("applied")

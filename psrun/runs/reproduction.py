@@ -13,9 +13,9 @@ from rich.text import Text
 
 from psrun.config.run_config import RunConfig
 from psrun.errors import ConfigError, Problem
+from psrun.files import as_mapping, as_number
 from psrun.results import provenance
 from psrun.results.provenance import WorkTree
-from psrun.results.reading import mapping, number
 from psrun.runs.report import recorded, rows, runs
 from psrun.runs.report.recorded import ABSENT
 from psrun.runs.report.spread import Spread
@@ -80,7 +80,7 @@ def _code_here(code: Mapping[str, Any], tree: WorkTree, places: Sequence[Path]) 
     now: dict[str, Any] = {"commit": tree.commit, "dirty": tree.dirty}
     if tree.diff:
         now[recorded.CHANGES] = recorded.decoded(tree.diff)
-    for name, copy in sorted(mapping(code.get("modules")).items()):
+    for name, copy in sorted(as_mapping(code.get("modules")).items()):
         inside = Path(copy).relative_to(provenance.MODULES)
         here = next((place / inside for place in places if (place / inside).is_file()), None)
         if here is not None:
@@ -103,7 +103,7 @@ def of_data(then: Mapping[str, Any], now: Mapping[str, Mapping[str, Any] | None]
 
 def _identities(entries: Mapping[str, Mapping[str, Any] | None]) -> dict[str, Any]:
     """What identifies the content of each file."""
-    return {name: recorded.file_identity(mapping(entry)) for name, entry in entries.items()}
+    return {name: recorded.file_identity(as_mapping(entry)) for name, entry in entries.items()}
 
 
 def table(title: str, differences: Sequence[Difference]) -> RenderableType:
@@ -152,7 +152,7 @@ def determinism(run: RunConfig, results: Sequence[Mapping[str, Any]], *, resumed
         return Determinism(True, "it has no parameter servers")
     if run.trainer.prefetch_rows:
         return Determinism(False, "rows are fetched while the step before may still update them")
-    workers = {mapping(each.get("cluster")).get("num_workers") for each in results}
+    workers = {as_mapping(each.get("cluster")).get("num_workers") for each in results}
     if workers == {1}:
         return Determinism(True, "it has one worker")
     mode = run.consistency
@@ -165,7 +165,7 @@ def determinism(run: RunConfig, results: Sequence[Mapping[str, Any]], *, resumed
 
 
 def _gpus(result: Mapping[str, Any]) -> Any:
-    return mapping(mapping(result.get("environment")).get("hardware")).get("gpus")
+    return as_mapping(as_mapping(result.get("environment")).get("hardware")).get("gpus")
 
 
 @dataclass(frozen=True)
@@ -275,8 +275,8 @@ class Reproduction:
 
 def metrics(result: Mapping[str, Any]) -> dict[str, float]:
     """The final metrics that are numbers."""
-    found = mapping(result.get("metrics"))
-    return {name: float(value) for name, value in found.items() if number(value) is not None}
+    found = as_mapping(result.get("metrics"))
+    return {name: float(value) for name, value in found.items() if as_number(value) is not None}
 
 
 def sample(folder: Path, folders: Sequence[Path], *, named: bool) -> Sample:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from psrun.results.run_folder import PAUSED, PRUNED
+from psrun.results.run_folder import NOT_RUN, PAUSED, PENDING, PRUNED
 from psrun.results.run_state import GONE, UNKNOWN
-from psrun.results.submitted_run import NOT_RUN, PENDING
 
 WAITING, STARTING = "waiting", "starting"  # a job whose folder shows no run yet; all other words are of runs
 

@@ -15,10 +15,10 @@ from typing import Any
 import psutil
 from rich.console import Console
 
-from psrun import process
+from psrun import files, process
 from psrun.config import choices
 from psrun.errors import ExitCode, PsrunError
-from psrun.results import found, reading, run_state, submitted_run
+from psrun.results import run_folder, run_state
 from psrun.results.run_state import GONE
 from psrun.runs import states
 from psrun.runs.report import runs
@@ -47,33 +47,33 @@ def main(arguments: list[str]) -> ExitCode:
     console = Console(highlight=False)
     code = ExitCode.DONE
     ending: list[_Stopped] = []
-    for folder in dict.fromkeys(found.resolved_run(word).absolute() for word in options.run):
+    for folder in dict.fromkeys(run_state.resolve_run(word).absolute() for word in options.run):
         try:
             target = _Stopped.of(folder)
             if end := target.end():
-                _print(console, f"{found.shown(folder)}: {end}; there is nothing to stop{target.hint(end)}")
+                _print(console, f"{run_state.shown_path(folder)}: {end}; there is nothing to stop{target.hint(end)}")
                 continue
             target.ask(now=options.now)
             ending.append(target)
         except PsrunError as error:
             code = ExitCode.FAILED
-            _print(console, f"{found.shown(folder)}: {error}", style="red")
+            _print(console, f"{run_state.shown_path(folder)}: {error}", style="red")
     deadline_s = time.monotonic() + (_NOW_WITHIN_S if options.now else _SAVED_WITHIN_S)
     for target in ending:
-        with console.status(f"{found.shown(target.folder)} is ending"):
+        with console.status(f"{run_state.shown_path(target.folder)} is ending"):
             end = target.await_end(deadline_s, kill=options.now)
         if not end:
             code = ExitCode.FAILED
             text = "has not ended yet; psrun stop --now ends it at once" if not options.now else "has not ended"
-            _print(console, f"{found.shown(target.folder)}: {text}", style="red")
+            _print(console, f"{run_state.shown_path(target.folder)}: {text}", style="red")
         else:
-            _print(console, f"{found.shown(target.folder)}: {end}{target.hint(end)}")
+            _print(console, f"{run_state.shown_path(target.folder)}: {end}{target.hint(end)}")
     return code
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="psrun stop", description=__doc__.partition(": ")[2])
-    parser.add_argument("run", nargs="+", metavar="RUN", help=found.HELP)
+    parser.add_argument("run", nargs="+", metavar="RUN", help=run_state.WORD_HELP)
     parser.add_argument("--now", action="store_true", help="end at once, without a last checkpoint")
     return parser
 
@@ -94,7 +94,7 @@ class _Stopped:
     def of(cls, folder: Path) -> _Stopped:
         """Raises PsrunError if nothing is known of the run."""
         is_sweep = os.path.exists(folder / RECORD)
-        record, problem = reading.loaded(folder / RECORD) if is_sweep else _result(folder)
+        record, problem = files.load_mapping(folder / RECORD) if is_sweep else _result(folder)
         if problem and not record:
             raise PsrunError(f"{problem}: the run has not started, or its folder is damaged")
         return cls(folder, is_sweep, record)
@@ -111,23 +111,23 @@ class _Stopped:
         now = run_state.look(self.folder)
         if now.gone:
             return f"{GONE}: {now.gone}"
-        if now.status == submitted_run.NOT_RUN:
+        if now.status == run_folder.NOT_RUN:
             return f"{now.status}: {states.state(now.status).means}"
         if not now.ended:
             return ""
-        saved = [row.get("step") for row in reading.entries(now.result.get("checkpoints")) if row.get("good")]
+        saved = [row.get("step") for row in files.as_mappings(now.result.get("checkpoints")) if row.get("good")]
         at = f", checkpoint of step {saved[-1]}" if saved else ""
         return f"{now.outcome}{at}"
 
     def hint(self, end: str) -> str:
         """How to continue what was stopped or killed, and has ended as `end` says."""
         if self.is_sweep:
-            now, _ = reading.loaded(self.folder / RECORD)
+            now, _ = files.load_mapping(self.folder / RECORD)
         else:
             now, _ = _result(self.folder)
         if now.get("status") != "interrupted" and not end.startswith(GONE):
             return ""
-        command = found.resume_command(self.folder)
+        command = run_state.resume_command(self.folder)
         return f"; to resume: {command}" if command else ""
 
     def ask(self, *, now: bool) -> None:
@@ -147,15 +147,15 @@ class _Stopped:
     def _engine_is_asked(self, *, now: bool) -> bool:
         """Whether the engine ends the run. Raises PsrunError if it cannot."""
         # The chief records the cluster a while after the start.
-        cluster = reading.mapping(self.record.get("cluster")).get("topology")
+        cluster = files.as_mapping(self.record.get("cluster")).get("topology")
         cluster = cluster or runs.read(self.folder, self.folder.name).config.get("cluster.kind")
-        job = reading.mapping(self.record.get("process"))
-        waits = self.record.get("status") == submitted_run.PENDING
+        job = files.as_mapping(self.record.get("process"))
+        waits = self.record.get("status") == run_folder.PENDING
         is_here = run_state.is_here(self.record)
         if not choices.cluster_of_kind(cluster).stop(job, waits=waits, is_here=is_here, now=now):
             return False
         if waits:
-            submitted_run.record(self.folder, cluster=str(cluster), job=job, status=submitted_run.NOT_RUN)
+            run_folder.record_submission(self.folder, cluster=str(cluster), job=job, status=run_folder.NOT_RUN)
         return True
 
     def await_end(self, deadline_s: float, *, kill: bool) -> str:
@@ -176,7 +176,7 @@ class _Stopped:
 
     def _process(self) -> psutil.Process | None:
         """The process on this host; None if it has ended. Raises PsrunError if it is elsewhere."""
-        recorded = reading.mapping(self.record.get("process"))
+        recorded = files.as_mapping(self.record.get("process"))
         host = recorded.get("host")
         if not recorded:
             raise PsrunError("its process is not recorded; end it with Ctrl-C where it was started")

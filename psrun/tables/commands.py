@@ -17,11 +17,10 @@ from rich.table import Table
 
 from psrun import process
 from psrun.config import schema
-from psrun.data import files
+from psrun.data import storage
 from psrun.errors import ConfigError, DataError, ExitCode
 from psrun.files import on_disk, write_atomic
-from psrun.results.console import warner
-from psrun.results.tables import feature_table
+from psrun.results.console import feature_table, warner
 from psrun.tables import (
     decimal_marks,
     feature_spec,
@@ -185,7 +184,7 @@ def _inspect(
     """Shows one row per feature, and optionally writes a choice of the group `data`."""
     if write is not None and write.exists():
         raise ConfigError(f"{write} exists; choose another name for --write")
-    paths = [file for name in names for file in files.find(name)]
+    paths = [file for name in names for file in storage.find(name)]
     keys = LayoutKeys(format, delimiter, columns, encoding=encoding)
     wrong = [*text.problems(keys), *notations.problems(decimal_mark, time_format)]
     if wrong:
@@ -196,7 +195,7 @@ def _inspect(
         raise ConfigError("TFRecord files have no schema, because records may differ; write data.features yourself")
     _check_label(paths[0], layout, label)
     labels = () if label is None else (label,)
-    looked = profiles.profile_files(paths, layout, cache=files.cache(), notation=notation, labels=labels)
+    looked = profiles.profile_files(paths, layout, cache=storage.cache(), notation=notation, labels=labels)
     guessed = proposals.propose(looked.values(), (label, weight), formats.index_columns(paths, layout))
     _check_marks(looked, guessed, label, layout)
     first = next(iter(looked.values()))
@@ -308,7 +307,7 @@ def _pattern(names: Sequence[str], paths: Sequence[str]) -> str:
         return names[0]
     folder, name = os.path.split(paths[0])
     pattern = os.path.join(folder, "*" + "".join(Path(name).suffixes))
-    return pattern if files.find(pattern) == sorted(paths) else schema.MISSING
+    return pattern if storage.find(pattern) == sorted(paths) else schema.MISSING
 
 
 def _write_choice(path: Path, guessed: Mapping[str, Proposal], keys: Mapping[str, Any]) -> None:

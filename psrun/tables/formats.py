@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import ipc, parquet, types
 
-from psrun.data import files
+from psrun.data import storage
 from psrun.errors import ConfigError, DataError, Problem
 from psrun.tables import text
 from psrun.tables.rows import TAB, TEXT, Layout, LayoutKeys, Rows
@@ -58,7 +58,7 @@ def detect(names: Sequence[str]) -> str:
     """
     by_format: dict[str, str] = {}
     for name in names:
-        plain = files.SHARD.sub("", name).removesuffix(".gz").removesuffix(".gzip")
+        plain = storage.SHARD.sub("", name).removesuffix(".gz").removesuffix(".gzip")
         for refused, conversion in _CONVERSIONS.items():
             if plain.endswith(refused):
                 raise _convert_first(name, conversion)
@@ -75,7 +75,7 @@ def _sniffed(name: str) -> str:
     if name.lower().endswith(_SPREADSHEETS):
         message = f"is unknown for {name}: spreadsheets cannot be read; save it as CSV"
         raise ConfigError([Problem("data.format", message)])
-    with files.data_errors(name), files.opened(name) as stream:
+    with storage.data_errors(name), storage.opened(name) as stream:
         start = stream.read(_SNIFFED_BYTES)
     for magic, form in _MAGIC.items():
         if start.startswith(magic):
@@ -143,7 +143,7 @@ def schema(names: Sequence[str], layout: Layout) -> pa.Schema | None:
             known = FORMATS[layout.format].schema(name, layout)
         if known is None:
             return None
-        added = [key for key in files.partition(name, layout.folders) if key not in known.names]
+        added = [key for key in storage.partition(name, layout.folders) if key not in known.names]
         known = pa.schema([*known, *(pa.field(key, pa.string()) for key in added)])
         _check_unique(name, known.names, layout)
         schemas[name] = known
@@ -197,7 +197,7 @@ def rows(name: str, wanted: Sequence[str], layout: Layout, unified: pa.Schema | 
     Raises:
       DataError: the file cannot be read to its end.
     """
-    partition = {key: value for key, value in files.partition(name, layout.folders).items() if key in wanted}
+    partition = {key: value for key, value in storage.partition(name, layout.folders).items() if key in wanted}
     inside = [column for column in wanted if column not in partition]
     with _data_errors(name):
         for piece in FORMATS[layout.format].rows(name, inside, layout):
@@ -232,7 +232,7 @@ def _typed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _data_errors(name: str) -> contextlib.AbstractContextManager[None]:
-    return files.data_errors(name, "cannot be read to its end", ValueError)
+    return storage.data_errors(name, "cannot be read to its end", ValueError)
 
 
 def suggestions(name: str, layout: Layout) -> Sequence[str]:
@@ -250,12 +250,12 @@ def _numbered_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[Rows]:
 
 
 def _parquet_schema(name: str, layout: Layout) -> pa.Schema:
-    with files.opened_anywhere(name) as stream:
+    with storage.opened_anywhere(name) as stream:
         return parquet.read_schema(stream).remove_metadata()
 
 
 def _parquet_rows(name: str, wanted: Sequence[str], layout: Layout) -> Iterator[Rows]:
-    with files.opened_anywhere(name) as stream:
+    with storage.opened_anywhere(name) as stream:
         schema = parquet.read_schema(stream)
         texts = [each for each in wanted if types.is_string(schema.field(each).type)]
         file = parquet.ParquetFile(stream, page_checksum_verification=True, read_dictionary=texts)
@@ -267,10 +267,10 @@ def index_columns(names: Sequence[str], layout: Layout) -> set[str]:
     found: set[str] = set()
     for name in names:
         if layout.format == "parquet":
-            with _data_errors(name), files.opened_anywhere(name) as stream:
+            with _data_errors(name), storage.opened_anywhere(name) as stream:
                 metadata = parquet.read_schema(stream).metadata
         elif layout.format == "arrow":
-            with _data_errors(name), files.opened_anywhere(name) as stream:
+            with _data_errors(name), storage.opened_anywhere(name) as stream:
                 metadata = ipc.open_file(stream).schema.metadata
         else:
             return set()
@@ -282,12 +282,12 @@ def index_columns(names: Sequence[str], layout: Layout) -> set[str]:
 
 
 def _arrow_schema(name: str, layout: Layout) -> pa.Schema:
-    with files.opened_anywhere(name) as stream:
+    with storage.opened_anywhere(name) as stream:
         return ipc.open_file(stream).schema.remove_metadata()
 
 
 def _arrow_rows(name: str, wanted: Sequence[str], layout: Layout) -> Iterator[Rows]:
-    with files.opened_anywhere(name) as stream:
+    with storage.opened_anywhere(name) as stream:
         file = ipc.open_file(stream)
         batches = (file.get_batch(index).select(list(wanted)) for index in range(file.num_record_batches))
         yield from _numbered_batches(batches)

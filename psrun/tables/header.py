@@ -7,7 +7,7 @@ from typing import Any
 
 from psrun.config import advice
 from psrun.config.schema import did_you_mean
-from psrun.data import files
+from psrun.data import storage
 from psrun.errors import ConfigError, DataError, Problem
 from psrun.tables import feature_spec, formats, notations, splits, text
 from psrun.tables.columns import ColumnSpec
@@ -50,7 +50,7 @@ def problems(options: Mapping[str, Any], features: Mapping[str, str]) -> list[Pr
     if wrong:
         return wrong
     try:
-        names = files.find(path)
+        names = storage.find(path)
         layout = formats.layout(names, keys, folders=(path, options.get("eval_path")))
         known = formats.columns(names[0], layout)
     except ConfigError as error:

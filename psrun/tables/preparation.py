@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from psrun.data import digests, files
+from psrun.data import storage
 from psrun.errors import DataError
 from psrun.files import alone, require_on_disk, write_atomic
 from psrun.tables import prepared_rows
@@ -41,7 +41,7 @@ class Options:
 
     Attributes:
       max_bad_rows: number of malformed rows to skip; one more is an error.
-      cache: the folder for prepared sets; None for `files.cache()`.
+      cache: the folder for prepared sets; None for `storage.cache()`.
       tell: called repeatedly with the progress.
       keep_malformed: whether malformed rows stay, with any values, and are no error.
     """
@@ -139,11 +139,11 @@ def earlier(names: Sequence[str], contents: Contents, options: Options) -> Prepa
 def cache_folder(cache: str | None) -> Path:
     """The folder of `data.cache`; the user's for None. Raises ConfigError if it is not on a disk."""
     require_on_disk("data.cache", cache)
-    return (Path(cache).expanduser() if cache else files.cache()).absolute()
+    return (Path(cache).expanduser() if cache else storage.cache()).absolute()
 
 
 def _digests(names: Sequence[str], options: Options) -> list[tuple[str, str]]:
-    return digests.compute(names, cache_folder(options.cache), options.tell)
+    return storage.digests(names, cache_folder(options.cache), options.tell)
 
 
 def _folder(known: Sequence[tuple[str, str]], contents: Contents, options: Options) -> Path:
@@ -311,7 +311,7 @@ class _Writing:
 
 
 def _pieces(name: str, contents: Contents) -> Iterator[tuple[Piece, np.ndarray | None]]:
-    with files.data_errors(name):  # only errors of reading, not of processing a piece
+    with storage.data_errors(name):  # only errors of reading, not of processing a piece
         yield from contents.pieces(name)
 
 

@@ -18,8 +18,7 @@ import pyarrow as pa
 import tensorflow as tf
 from pyarrow import ipc, types
 
-from psrun.data.order import runs
-from psrun.data.source import Batches, Convert, as_read, shard_of
+from psrun.data.source import Batches, Convert, as_read, run_starts, shard_of
 from psrun.tables.columns import Column
 
 TYPES = {"float32": tf.float32, "int64": tf.int64, "string": tf.string}
@@ -154,7 +153,7 @@ class _MappedFile:
           rows: their numbers in the record batch.
         """
         num_rows = tf.size(rows, tf.int64)
-        firsts, run = runs((rows[1:] != rows[:-1] + 1) | (which[1:] != which[:-1]))
+        firsts, run = run_starts((rows[1:] != rows[:-1] + 1) | (which[1:] != which[:-1]))
         firsts = firsts[:num_rows]  # none of no rows, as of lists that are all empty
         run = run[:num_rows]
         first = tf.gather(rows, firsts)

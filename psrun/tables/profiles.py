@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from psrun.data import digests
+from psrun.data import storage
 from psrun.files import write_atomic
 from psrun.tables import contents, formats, notations
 from psrun.tables.columns import flattened, is_list
@@ -156,14 +156,14 @@ def profile_files(
     kept = {} if keep is None else keep
     if cache is None:
         return _profiled(names, layout, notation, labels, kept, tell)
-    known = digests.compute(names, cache, tell)
+    known = storage.digests(names, cache, tell)
     key = json.dumps([_VERSION, asdict(layout), asdict(notation), sorted(labels), known])
     path = cache / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.profile.json"
     with contextlib.suppress(OSError, ValueError, TypeError):
         records = json.loads(path.read_text(encoding="utf-8"))
         return {each["column"]: Profile(**each) for each in records}
     profiles = _profiled(names, layout, notation, labels, kept, tell)
-    if digests.compute(names, cache, tell) != known:  # files changed meanwhile
+    if storage.digests(names, cache, tell) != known:  # files changed meanwhile
         kept.clear()
         return profiles
     with contextlib.suppress(OSError):

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import tensorflow as tf
 
-from psrun.data import files
+from psrun.data import storage
 from psrun.errors import DataError
 from psrun.tables.rows import Rows
 from psrun.tf_internals.messages import reason_of
@@ -119,7 +119,7 @@ def _records(name: str) -> Iterator[bytes]:
     """
     num_bytes = 0
     number = 0
-    records = tf.data.TFRecordDataset(name, "GZIP" if files.zipped(name) else "")
+    records = tf.data.TFRecordDataset(name, "GZIP" if storage.zipped(name) else "")
     try:
         for record in _one_by_one(records):
             num_bytes += _RECORD_BYTES + len(record)
@@ -143,7 +143,7 @@ def _one_by_one(records: tf.data.Dataset) -> Iterator[bytes]:
 
 
 def _size(name: str) -> int:
-    if not files.zipped(name):
-        return files.num_bytes(name)
-    with files.opened(name) as stream:
+    if not storage.zipped(name):
+        return storage.num_bytes_of(name)
+    with storage.opened(name) as stream:
         return sum(len(chunk) for chunk in iter(lambda: stream.read(1 << 20), b""))

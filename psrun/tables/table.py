@@ -11,10 +11,10 @@ from typing import Any, get_args
 
 import tensorflow as tf
 
-from psrun.data import files
-from psrun.data import labels as data_labels
-from psrun.data.labels import Vocabulary
+from psrun.data import loading as data_labels
+from psrun.data import storage
 from psrun.data.lists import ENDS
+from psrun.data.loading import LabelVocabulary
 from psrun.data.source import Feature, Task
 from psrun.errors import ConfigError, DataError, Problem
 from psrun.tables import (
@@ -53,7 +53,7 @@ def Table(  # noqa: N802 - configurations and recorded runs name the source so
     split: Mapping[str, Any] | float | None = None,
     task: Task | None = None,
     num_classes: int | None = None,
-    label_vocabulary: Vocabulary | None = None,
+    label_vocabulary: LabelVocabulary | None = None,
     features: Mapping[str, Any] | None = None,
     format: str | None = None,
     delimiter: str | None = None,
@@ -256,7 +256,7 @@ def _problems_of_tasks(keys: LabelKeys) -> Iterator[Problem]:
     if keys.task != "multiclass" and keys.num_classes is not None:
         yield Problem("data.num_classes", "requires data.task=multiclass; remove it")
     if keys.vocabulary is not None and keys.task is not None:
-        yield from data_labels.fitting(keys.task, keys.num_classes, keys.vocabulary)
+        yield from data_labels.task_problems(keys.task, keys.num_classes, keys.vocabulary)
 
 
 def _problems_of_numbers(format: str | None, num_buckets: int | None, max_bad_rows: int) -> Iterator[Problem]:
@@ -296,12 +296,12 @@ def _files(keys: _Keys, options: preparation.Options, *, overlapping: bool) -> t
       ConfigError: it is both, or a label or the weight is no column.
       DataError: there are no such files, or the first cannot be read.
     """
-    train = files.find(keys.path)
+    train = storage.find(keys.path)
     evaluation: list[str] = []
     if keys.eval_path:
-        evaluation = files.find(keys.eval_path)
-    paths = {files.path(name) for name in train}
-    both = [name for name in evaluation if files.path(name) in paths]
+        evaluation = storage.find(keys.eval_path)
+    paths = {storage.canonical_name(name) for name in train}
+    both = [name for name in evaluation if storage.canonical_name(name) in paths]
     if both and not overlapping:
         raise ConfigError([Problem("data.eval_path", f"{both[0]} is also a training file; use separate files")])
     layout = formats.layout([*train, *evaluation], keys.layout, folders=(keys.path, keys.eval_path))

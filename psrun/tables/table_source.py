@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from psrun.data.labels import Vocabulary
+from psrun.data.loading import LabelVocabulary
 from psrun.data.source import Batches, ByNumber, Convert, Feature, as_read
 from psrun.tables.prepared_rows import PreparedRows
 from psrun.tables.table_reader import RowsToPredict
@@ -49,7 +49,7 @@ class TableSource(ByNumber):
     weight_column: str | None
     task: Any = None
     num_classes: int = 1
-    label_vocabulary: Vocabulary | None = None
+    label_vocabulary: LabelVocabulary | None = None
     label_mean: float = 0.0
     label_deviation: float = 0.0
     label_tasks: Mapping[str, str] = field(default_factory=dict)

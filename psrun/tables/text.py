@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import csv as arrow_csv
 
-from psrun.data import files
+from psrun.data import storage
 from psrun.errors import ConfigError, DataError, Problem
 from psrun.tables.rows import TAB, Layout, LayoutKeys, Rows
 
@@ -93,7 +93,7 @@ def _blocks(name: str, wanted: Sequence[str], layout: Layout, num_columns: int, 
         bad.append((row.number - 1 - header, f"{row.actual_columns} fields instead of {row.expected_columns}"))
         return "skip"
 
-    with files.opened(name) as stream:
+    with storage.opened(name) as stream:
         text = _Utf8(stream, layout.encoding)
         try:
             reader = arrow_csv.open_csv(
@@ -225,7 +225,7 @@ def _numbered_rows(name: str, layout: Layout) -> Iterator[Iterator[tuple[int, li
     """The rows that are not blank, with their numbers, slowly."""
     csv.field_size_limit(_LONGEST_BYTES)
     encoding = "utf-8-sig" if _is_utf8(layout.encoding) else layout.encoding
-    with files.opened(name) as stream, io.TextIOWrapper(stream, encoding, "surrogateescape", newline="") as text:
+    with storage.opened(name) as stream, io.TextIOWrapper(stream, encoding, "surrogateescape", newline="") as text:
         yield _numbered(name, _reader(text, layout.delimiter, quoted=layout.quoted))
 
 
@@ -255,7 +255,7 @@ def delimiter_hint(name: str, layout: Layout, label: str | None = None, *, comma
     """
     if not layout.is_text or layout.columns is not None:
         return ""
-    with files.data_errors(name), files.opened(name) as stream:
+    with storage.data_errors(name), storage.opened(name) as stream:
         text = io.TextIOWrapper(stream, layout.encoding, "replace", newline="")
         line = text.readline().removeprefix("\ufeff")
     for delimiter in _DELIMITERS.replace(layout.delimiter, ""):

@@ -1,13 +1,28 @@
-"""The keys and the graph of objects of TensorFlow's checkpoints."""
+"""TensorFlow's checkpoints: their keys and objects, tables within variables, restoring by name.
+
+Checkpoints hold whole variables, by their place in the graph of objects. Here a table within a
+larger variable is held as if it were a variable. Which objects there are is asked of an
+`ObjectGraphView`, and what an object holds of its `SaveableObject`s: neither has a public name
+(TensorFlow 2.21).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import tensorflow as tf
 from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
 from tensorflow.python.checkpoint import checkpoint_management
+from tensorflow.python.checkpoint.checkpoint import TrackableSaver
+from tensorflow.python.checkpoint.graph_view import ObjectGraphView
+from tensorflow.python.trackable.base import VARIABLE_VALUE_KEY, Trackable, TrackableReference
+from tensorflow.python.trackable.trackable_utils import checkpoint_key, object_path_to_string
+from tensorflow.python.training.saving.saveable_object import SaveableObject, SaveSpec
+from tensorflow.python.training.saving.saveable_object_util import ResourceVariableSaveable, set_cpu0
 
-__all__ = ["iterations_in_checkpoint", "point_to", "values_in_checkpoint"]
+from psrun.tf_internals.names import require
 
 # Writes the file `checkpoint` of a folder, which names its checkpoints. Public is the same with a warning, since users
 # should take a `tf.train.CheckpointManager`, which also decides which checkpoints are kept.
@@ -47,3 +62,158 @@ def iterations_in_checkpoint(reader: Any) -> int | None:
         if key in shapes:
             return int(reader.get_tensor(key))
     return None
+
+
+@dataclass(frozen=True)
+class Part:
+    """Contiguous rows of a table in one variable.
+
+    Attributes:
+      variable: (rows, ...), one shard of the larger variable.
+      first: the first row, counted within the table.
+      num_rows: how many there are.
+      offset: where they are in the variable.
+    """
+
+    variable: Any
+    first: int
+    num_rows: int
+    offset: int
+
+
+class TableView(Trackable):
+    """The rows of a table within larger variables. A checkpoint holds it as a variable of this name."""
+
+    def __init__(self, name: str, parts: Sequence[Part]) -> None:
+        self.name, self._parts = name, tuple(parts)
+        num_rows = sum(part.num_rows for part in parts)
+        self.shape = tf.TensorShape([num_rows, *parts[0].variable.shape[1:]])
+        self.dtype = parts[0].variable.dtype
+
+    def read(self) -> tf.Tensor:
+        """The rows, copied."""
+        full = self.shape.as_list()
+        return tf.concat([_PartSaveable(part, full, self.name).read() for part in self._parts], 0)
+
+    def _gather_saveables_for_checkpoint(self) -> dict[str, Any]:
+        full = self.shape.as_list()
+
+        def saveables(name: str = self.name) -> list[SaveableObject]:
+            return [_PartSaveable(part, full, name) for part in self._parts]
+
+        return {VARIABLE_VALUE_KEY: saveables}
+
+
+class _PartSaveable(SaveableObject):
+    """Reads and writes the rows of a part only."""
+
+    def __init__(self, part: Part, full_shape: list[int], name: str) -> None:
+        self._part = part
+        self._copies = getattr(part.variable, "values", None) or [part.variable]
+        first, variable = self._copies[0], part.variable
+        extent = [f"{part.first},{part.num_rows}", *(f"0,{size}" for size in full_shape[1:])]
+        spec = f"{' '.join(map(str, full_shape))} {':'.join(extent)}"
+        # Without a variable: TensorFlow would refuse several tables of one as the same value with two names.
+        super().__init__(None, [SaveSpec(self.read, spec, name, variable.dtype, first.device)], name)
+
+    def read(self) -> tf.Tensor:
+        # `variable[a:b]` would copy the whole variable for each table.
+        with tf.device(self._copies[0].device):
+            rows = tf.gather(self._copies[0], self._rows())
+        with tf.device(set_cpu0(self._copies[0].device)):
+            return tf.identity(rows)
+
+    def _rows(self) -> tf.Tensor:
+        return tf.range(self._part.offset, self._part.offset + self._part.num_rows)
+
+    def restore(self, restored_tensors: Sequence[tf.Tensor], restored_shapes: Any) -> Any:
+        for copy in self._copies:
+            with tf.device(copy.device):
+                tf.raw_ops.ResourceScatterUpdate(
+                    resource=copy.handle, indices=self._rows(), updates=tf.identity(restored_tensors[0])
+                )
+        return tf.no_op() if not tf.executing_eagerly() else None
+
+
+class _View(ObjectGraphView):
+    """The graph of objects with some variables replaced, and without some."""
+
+    def __init__(self, root: Any, replaced: Mapping[int, Any], without: Sequence[Any] = ()) -> None:
+        super().__init__(root)
+        self._replaced, self._without = replaced, {id(each) for each in without}
+
+    def list_children(self, obj: Any, save_type: str = "checkpoint", **options: Any) -> list[TrackableReference]:
+        children = super().list_children(obj, save_type, **options)
+        kept = [each for each in children if id(each.ref) not in self._without]
+        return [TrackableReference(name, self._replaced.get(id(child), child)) for name, child in kept]
+
+
+class Views(Trackable):
+    """Takes the place of a variable in the graph of objects.
+
+    Args:
+      children: by table, the object that holds it.
+    """
+
+    def __init__(self, children: Mapping[str, Any]) -> None:
+        self.children = dict(children)
+
+    def _trackable_children(self, save_type: str = "checkpoint", **options: Any) -> dict[str, Any]:
+        return self.children
+
+
+class NamedCheckpoint:
+    """A checkpoint of objects, some of whose variables are held as tables.
+
+    Args:
+      checkpoint: of the objects.
+      replaced: by the id of a variable, the tables that it holds.
+    """
+
+    def __init__(self, checkpoint: tf.train.Checkpoint, replaced: Mapping[int, Views]) -> None:
+        require(checkpoint, "_saver")
+        self._checkpoint, self._view = checkpoint, _View(checkpoint, replaced)
+        self._saver = TrackableSaver(self._view)
+
+    def write(self, path: tf.Tensor) -> Any:
+        """As `tf.train.Checkpoint.write`."""
+        return self._saver.save(path)
+
+    def read(self, path: str, *, without: Sequence[Any]) -> Any:
+        """As `tf.train.Checkpoint.read`, without tables and without some of the objects."""
+        return TrackableSaver(_View(self._checkpoint, {}, without)).restore(path)
+
+    def objects(self) -> dict[str, Any]:
+        """All that holds values, by its key in checkpoints: variables, variables in shards, tables."""
+        objects, paths = self._view._descendants_with_paths()
+        holders = {}
+        for each in objects:
+            if VARIABLE_VALUE_KEY in each._gather_saveables_for_checkpoint():
+                holders[checkpoint_key(object_path_to_string(paths[each]), VARIABLE_VALUE_KEY)] = each
+        return holders
+
+
+def restore(path: str, keys: Mapping[str, Any]) -> None:
+    """Gives objects that hold values those of a checkpoint.
+
+    Args:
+      path: the checkpoint's prefix.
+      keys: variables, variables in shards or tables, by their keys in this checkpoint.
+
+    Raises:
+      tf.errors.OpError: the checkpoint lacks a key, or cannot be read.
+    """
+    for key, holder in keys.items():
+        for saveable in _saveables(holder, key):
+            (spec,) = saveable.specs
+            with tf.device(set_cpu0(spec.device)):
+                tensors = tf.raw_ops.RestoreV2(
+                    prefix=path, tensor_names=[key], shape_and_slices=[spec.slice_spec], dtypes=[spec.dtype]
+                )
+            saveable.restore(tensors, None)
+
+
+def _saveables(holder: Any, key: str) -> list[SaveableObject]:
+    factory = holder._gather_saveables_for_checkpoint()[VARIABLE_VALUE_KEY]
+    saveables = factory(key) if callable(factory) else ResourceVariableSaveable(factory, "", key)
+    return list(saveables) if isinstance(saveables, list | tuple) else [saveables]

@@ -1,10 +1,12 @@
-"""Facts that only the texts of errors and logs contain (TensorFlow 2.21, tf-keras 2.21)."""
+"""The texts of TensorFlow's errors and logs, and records of its summary files (TensorFlow 2.21, tf-keras 2.21)."""
 
 from __future__ import annotations
 
 import re
+import time
 
 import tensorflow as tf
+from tensorflow.python.ops import summary_ops_v2
 
 # The logger of TensorFlow's Python code, which the coordinator reports failed steps to.
 LOGGER = "tensorflow"
@@ -102,3 +104,13 @@ def outside_lookup(text: str) -> tuple[str, int | None] | None:
     if failed is None or node is None:
         return None
     return node[1], int(failed[2]) if failed[1] == "indices" else None
+
+
+def write_session_start(step: int) -> None:
+    """Writes, with the default summary writer, that a training begins at `step`.
+
+    TensorBoard then forgets the values of `step` and later steps that it has read so far.
+    """
+    start = tf.compat.v1.SessionLog(status=tf.compat.v1.SessionLog.START)
+    event = tf.compat.v1.Event(wall_time=time.time(), step=step, session_log=start)
+    summary_ops_v2.import_event(event.SerializeToString())

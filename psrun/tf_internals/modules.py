@@ -1,13 +1,20 @@
-"""Controls how much of TensorFlow is imported, and its entries of `sys.modules`. Imports no TensorFlow."""
+"""Controls how much of TensorFlow is imported, and the modules that AutoGraph writes.
+
+AutoGraph writes modules to a folder of each process, which its end removes, or another process
+later. TensorFlow writes them to the folder for temporary files, and removes them when the
+interpreter exits: never after a kill (TensorFlow 2.21). Imports no TensorFlow.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import importlib.util
 import os
+import shutil
 import site
 import sys
 import sysconfig
+import tempfile
 import threading
 import types
 from collections.abc import Iterator, Sequence
@@ -15,6 +22,9 @@ from importlib.abc import Loader
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any, NoReturn
+
+from psrun import files
+from psrun.tf_internals import names
 
 _GENERATED = "__autograph_generated_file"
 # Imported by TensorFlow, tf-keras, TensorBoard and SciPy for what a run rarely does: a fifth of the time of
@@ -31,6 +41,9 @@ _RARELY_USED = (
 )
 _UNLOADED = "__psrun_unloaded__"
 _LOADING = threading.RLock()
+_LOADER = "tensorflow.python.autograph.pyct.loader"
+_FOLDER_PREFIX = "psrun-autograph-"  # of a folder that is locked as long as its process lives
+_NEW_FOLDER_PREFIX = "psrun-new-"  # of a folder that is not locked yet
 
 
 def remove_generated_files() -> None:
@@ -147,3 +160,44 @@ def _has_plugins(tensorflow: list[str]) -> bool:
 
 def _missing(name: str) -> NoReturn:
     raise AttributeError(f"tensorflow.{name}: this process only serves, and does not import TensorFlow's public API")
+
+
+_folders: dict[int, Path] = {}  # by process id: a forked process makes its own
+
+
+def keep_generated_files_together() -> None:
+    """Lets AutoGraph write to the folder of this process from now on, if it is imported."""
+    loader = sys.modules.get(_LOADER)
+    if loader is not None and not isinstance(loader.tempfile, types.SimpleNamespace):
+        names.replace(loader, "tempfile", lambda _: types.SimpleNamespace(NamedTemporaryFile=_temporary_file))
+
+
+def _temporary_file(**options: Any) -> Any:
+    return tempfile.NamedTemporaryFile(dir=_own_folder(), **options)
+
+
+def _own_folder() -> Path:
+    """The folder of this process. The first call removes those of processes that were killed."""
+    folder = _folders.get(os.getpid())
+    if folder is None:
+        remove_abandoned_folders()
+        new = Path(tempfile.mkdtemp(prefix=_NEW_FOLDER_PREFIX))
+        files.hold(new)
+        folder = new.rename(new.with_name(new.name.replace(_NEW_FOLDER_PREFIX, _FOLDER_PREFIX, 1)))
+        _folders[os.getpid()] = folder
+    return folder
+
+
+def remove_generated_folder() -> None:
+    """Removes the folder of this process, if there is one."""
+    folder = _folders.pop(os.getpid(), None)
+    if folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove_abandoned_folders() -> None:
+    """Removes the folders of processes that were killed."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER_PREFIX}*"):
+        with contextlib.suppress(OSError):  # of another user, or on a file system without locks
+            if not files.is_locked(folder):
+                shutil.rmtree(folder)

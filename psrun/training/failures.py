@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 
 import tensorflow as tf
 
-from psrun.data import autoshard
+from psrun.data import loading
 from psrun.errors import (
     ConfigError,
     DataError,
@@ -19,8 +19,8 @@ from psrun.errors import (
     TaskLostError,
     TrainingError,
 )
-from psrun.optimizers import rows
-from psrun.program import batch_checks, outside_ids
+from psrun.optimizers import sparse
+from psrun.program import batch_checks, embeddings
 from psrun.program.compiled_model import Program
 from psrun.tf_internals.messages import LOGGER, cancelled, data_ended, gave_up_for, gist, task_in, task_lost
 from psrun.training.loop import TrainingRun
@@ -98,17 +98,17 @@ def _reason(error: tf.errors.OpError, cause: str, run: TrainingRun | None, progr
     """psrun's error for one of a step, whose first cause has the text `cause`."""
     if data_ended(gist(cause)) and run is not None:
         return DataExhaustedError.at(run.program.iterations, run.monitor.planned)
-    wrong_data = batch_checks.message_in(cause)
+    wrong_data = batch_checks.wrong_data_in(cause)
     if wrong_data is not None:
         return DataError(wrong_data)
-    problem = autoshard.too_few_files(cause)
+    problem = loading.too_few_files(cause)
     if problem is not None:
         return ConfigError([problem])
-    if rows.NOT_FINITE in cause:
+    if sparse.NOT_FINITE in cause:
         message = f"{gist(cause)}; try a smaller optimizer.learning_rate, and check the data"
         return NonFiniteLossError(message)
     if program is not None:
-        outside = outside_ids.message_in(cause, program.network, program.source.features)
+        outside = embeddings.outside_id_in(cause, program.network, program.source.features)
         if outside is not None:
             return TrainingError(f"a step failed: {outside}")
     return TrainingError(f"a step failed: {type(error).__name__}: {gist(cause)}")

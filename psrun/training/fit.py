@@ -1,28 +1,42 @@
-"""Training by Keras' Model.fit."""
+"""Training by Keras' `Model.fit`, and the callbacks by which it goes through the loop of a training
+run.
+"""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import tensorflow as tf
 import tf_keras
 
-from psrun.config import choices
-from psrun.config.run_config import RunConfig
-from psrun.errors import DataExhaustedError
-from psrun.program.compiled_model import Program
-from psrun.tf_internals import messages
-from psrun.training import callbacks, executions
-from psrun.training.evaluation import mergeable
-from psrun.training.fit_callbacks import Epochs, ScheduledSteps, StopTogether
-from psrun.training.loop import Trainer, TrainingRun
+from psrun.checkpoint.storage import Position
+from psrun.config import choices, targets
+from psrun.config.run_config import TWO_RESTORES, RunConfig
+from psrun.errors import ConfigError, DataExhaustedError, Problem
+from psrun.program import objective
+from psrun.program.compiled_model import Program, check_monitored_metric
+from psrun.tf_internals import keras, messages
+from psrun.training import evaluators, loop
+from psrun.training.loop import Executions, Piece, SynchronizedStop, Trainer, TrainingRun
+
+_SEEN = "examples_seen"
+_BATCH_METHODS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
+_KERAS = tf_keras.callbacks.Callback
+_LAMBDA = tf_keras.callbacks.LambdaCallback
+_MONITORING = (
+    tf_keras.callbacks.EarlyStopping,
+    tf_keras.callbacks.ReduceLROnPlateau,
+    tf_keras.callbacks.ModelCheckpoint,
+)
+_LEARNING_RATE = "lr"  # which Keras' own callbacks add to the metrics of an epoch
 
 
 def trainer(run: RunConfig) -> Trainer:
     """Trains a program with the callbacks and, if configured, the validation of `run`; raises ConfigError."""
-    callback_list = callbacks.make(run)
-    restore = functools.partial(callbacks.restored_by_backups, callback_list)
+    callback_list = configured_callbacks(run)
+    restore = functools.partial(restored_by_backups, callback_list)
     return Trainer(functools.partial(_train, callback_list), restore)
 
 
@@ -31,8 +45,8 @@ def _train(callback_list: list[Any], program: Program, run: TrainingRun) -> None
 
     After a BackupAndRestore callback has restored, `fit` itself knows the epoch and the step to resume at.
     """
-    callbacks.check_monitors(callback_list, program)
-    backups = callbacks.backups(callback_list)
+    check_monitors(callback_list, program)
+    backups = backup_callbacks(callback_list)
     if run.lockstep is None:
 
         def end_fit() -> None:
@@ -50,7 +64,7 @@ def _train(callback_list: list[Any], program: Program, run: TrainingRun) -> None
         return
     steps = None
     if program.distribution.coordinator is not None:
-        steps = executions.make(program, run, run.feed(), run.make_profiler())
+        steps = loop.steps_on_workers(program, run, run.feed(), run.make_profiler())
         callback_list = [*callback_list, ScheduledSteps(program, steps)]
     callback_list = [Epochs(run, steps, first_batch=steps_done if backups else 0), *callback_list]
     if steps_done and not backups:
@@ -71,7 +85,7 @@ def _fit(callback_list: list[Any], program: Program, run: TrainingRun, epochs: r
     options: dict[str, Any] = {}
     evaluation = program.config.evaluation
     if isinstance(evaluation, choices.Validation):
-        examples = mergeable.examples(program) if on_workers else program.evaluation_examples
+        examples = evaluators.validation_examples(program) if on_workers else program.evaluation_examples
         options = {"validation_data": examples, "validation_freq": evaluation.every}
     options |= {"initial_epoch": epochs.start, "epochs": epochs.stop, "steps_per_epoch": steps_per_epoch}
     try:
@@ -80,3 +94,232 @@ def _fit(callback_list: list[Any], program: Program, run: TrainingRun, epochs: r
         if messages.epoch_without_steps(error):
             raise DataExhaustedError.at(program.iterations, run.monitor.planned) from error
         raise
+
+
+class Epochs(tf_keras.callbacks.Callback):
+    """Begins and ends the epochs of a run. Put it first: the callbacks after it see what it adds to the logs.
+
+    Args:
+      steps: schedules the steps on workers; None if Keras runs them synchronously.
+      first_batch: the number, from 0, that Keras gives the first batch of the first epoch.
+    """
+
+    def __init__(self, run: TrainingRun, steps: Executions | None, *, first_batch: int = 0) -> None:
+        super().__init__()
+        keras.give_unread_logs(self)
+        self._run = run
+        self._steps = steps
+        self._num_batches = 0
+        self._first_batch = first_batch
+        self._last: Any = None
+        self._own: dict[str, float | None] | None = None
+        self._undefined_in_training: list[str] = []
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self._num_batches = self._first_batch
+        self._first_batch = 0
+        if self._steps is not None:
+            # Keras restores the value from before the last execution of an epoch, which may be shorter.
+            self.model.steps_per_execution.assign(self._steps.num_steps)
+        self._run.begin(self._wait)
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        num_steps = int(batch) + 1 - self._num_batches  # Keras counts in NumPy after a restore
+        self._num_batches += num_steps  # under parameter servers they are not done yet
+        self._last = logs
+        run = self._run
+        if run.lockstep is None:  # else all processes stop together
+            run.check()
+        run.after_piece(Piece(num_steps, num_steps))
+        if run.stop.requested.is_set() and run.lockstep is None:
+            self.model.stop_training = True  # the request may precede `fit`, which resets it
+
+    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
+        self._join()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self._join()
+        logs = {} if logs is None else logs
+        logs.pop(_SEEN, None)
+        metrics: dict[str, float | None] = {}
+        validation: dict[str, float | None] = {}
+        for name, value in logs.items():
+            if name.startswith("val_"):
+                validation[name[4:]] = float(value)
+            else:
+                metrics[name] = float(value)
+        if self._own is not None:
+            metrics = self._own
+        metrics |= dict.fromkeys(self._undefined_in_training)
+        if type(self.model).test_step is tf_keras.Model.test_step:  # another one may report other metrics
+            validation |= dict.fromkeys(self._undefined(validation))
+        # Keras' callbacks take what is not in the logs as not measured.
+        logs.clear()
+        logs |= {name: value for name, value in metrics.items() if value is not None}
+        logs |= {f"val_{name}": value for name, value in validation.items() if value is not None and name != _SEEN}
+        examples_seen = int(validation.pop(_SEEN, 0) or 0)
+        validated = (examples_seen, validation) if validation else None
+        logs |= self._run.after_epoch(self._run.epoch, lambda: metrics, validated)
+        if self._run.ends_early:
+            self.model.stop_training = True
+
+    def _undefined(self, names: Collection[str]) -> list[str]:
+        """Those of the metrics that are undefined by the examples which were the last to update them."""
+        return [
+            metric.name
+            for metric in self.model.compiled_metrics.metrics
+            if metric.name in names and objective.is_undefined(metric)
+        ]
+
+    def _wait(self) -> None:
+        if self._steps is not None:
+            self._steps.join()
+
+    def _join(self) -> None:
+        """Joins the steps of the epoch: before Keras' validation, which resets the metrics, or at the end."""
+        if self._run.epoch.is_joined:
+            return
+        self._run.join()
+        program = self._run.program
+        if program.own_step is not None:
+            self._own = program.own_step.results(self._last)
+        else:
+            self._undefined_in_training = self._undefined(program.metric_names)
+
+
+class ScheduledSteps(tf_keras.callbacks.Callback):
+    """Makes `fit` schedule steps on workers. Put it last.
+
+    `fit` looks up its train function right after the callbacks. It must not do so while another thread saves the model.
+    """
+
+    def __init__(self, program: Program, steps: Executions) -> None:
+        super().__init__()
+        keras.give_unread_logs(self)
+        self._steps = steps
+        self._saves = keras.lock_of_saves(program.network)
+        keras.replace_train_function(program.network, self._execution)
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        self._saves.acquire()
+
+    def _execution(self, iterator: Any) -> Any:
+        """Schedules the steps of one execution; replaces the train function that Keras would create.
+
+        Returns:
+          The logs: placeholders, which the metrics replace when the epoch is joined; or the additional values that the
+          network's own `train_step` returned in the last step of the closure.
+        """
+        self._saves.release()
+        num_steps = self.model.steps_per_execution
+        before = self._steps.num_steps
+        self._steps.schedule(int(num_steps))  # Keras reduces it to the rest of the epoch
+        if self._steps.num_steps != before:
+            num_steps.assign(self._steps.num_steps)
+        return self._steps.logs
+
+
+class StopTogether(tf_keras.callbacks.Callback):
+    """Stops this process after the same execution as the other processes that train in lockstep."""
+
+    def __init__(self, run: TrainingRun, lockstep: SynchronizedStop) -> None:
+        super().__init__()
+        keras.give_unread_logs(self)
+        self._run = run
+        self._lockstep = lockstep
+        self._done = 0
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        self._done += 1
+        last = self._lockstep.last()
+        if last == self._done:
+            self._lockstep.agreed = True
+            self._run.stop.follow()
+            self.model.stop_training = True
+        elif last is None and self._lockstep.leads and self._run.stop.requested.is_set():
+            self._lockstep.agree_on(self._done + 1)
+
+
+def made_callbacks(nodes: Sequence[Any], key: str) -> list[tf_keras.callbacks.Callback]:
+    """The callbacks that a list under `key` names, each by a _target_ with its arguments.
+
+    Raises:
+      ConfigError: a callback cannot be created, or is not a Keras callback.
+    """
+    callbacks = []
+    problems = []
+    for index, node in enumerate(nodes):
+        where = f"{key}[{index}]"
+        options = {name: value for name, value in node.items() if name != "_target_"}
+        callback = targets.called(targets.Target(node["_target_"], options, where))
+        callbacks.append(callback)
+        if not isinstance(callback, tf_keras.callbacks.Callback):
+            message = f"{node['_target_']} returned a {type(callback).__name__}, not a callback of tf-keras"
+            if any(each.__module__.startswith("keras.") for each in type(callback).__mro__):
+                message += ", which trains models of Keras 3, too; derive it from tf_keras.callbacks.Callback"
+            problems.append(Problem(where, message))
+    if problems:
+        raise ConfigError(problems)
+    return callbacks
+
+
+def configured_callbacks(run: RunConfig) -> list[tf_keras.callbacks.Callback]:
+    """The callbacks of the training.
+
+    Raises:
+      ConfigError: an object is not a Keras callback, or has batch-level methods although the steps run on workers.
+    """
+    callbacks = made_callbacks(run.trainer.callbacks, "trainer.callbacks")
+    problems = []
+    for index, callback in enumerate(callbacks):
+        key = f"trainer.callbacks[{index}]"
+        own = [name for name in _BATCH_METHODS if getattr(type(callback), name) is not getattr(_KERAS, name)]
+        if run.checkpoint.are_taken and backup_callbacks([callback]):
+            problems.append(Problem(key, TWO_RESTORES))  # a class of another name
+        elif run.cluster.has_parameter_servers and own and not keras.takes_unread_logs(callback):
+            name = run.trainer.callbacks[index]["_target_"]
+            why = "with parameter servers only epoch-level methods are called; use trainer.hooks with every_steps"
+            problems.append(Problem(key, f"{name} has {', '.join(own)}, but {why}"))
+    if problems:
+        raise ConfigError(problems)
+    return callbacks
+
+
+def check_monitors(made: list[tf_keras.callbacks.Callback], program: Program) -> None:
+    """Raises ConfigError if one of Keras' callbacks monitors a metric that no epoch of the program reports.
+
+    Keras only warns about it, at each epoch. A user's callback may add metrics for the callbacks after it, so those are
+    not checked.
+    """
+    for index, callback in enumerate(made):
+        if type(callback).__module__.partition(".")[0] != "tf_keras" or type(callback) is _LAMBDA:
+            return
+        monitor = callback.monitor if isinstance(callback, _MONITORING) else None
+        if isinstance(callback, tf_keras.callbacks.ModelCheckpoint) and not callback.save_best_only:
+            monitor = None
+        if monitor is not None and monitor != _LEARNING_RATE:
+            check_monitored_metric(f"trainer.callbacks[{index}].monitor", monitor, program)
+
+
+def backup_callbacks(made: list[tf_keras.callbacks.Callback]) -> list[tf_keras.callbacks.BackupAndRestore]:
+    """The callbacks that restore the training themselves."""
+    return [callback for callback in made if isinstance(callback, tf_keras.callbacks.BackupAndRestore)]
+
+
+def restored_by_backups(made: list[tf_keras.callbacks.Callback], program: Program) -> Position | None:
+    """Restores the state of a BackupAndRestore callback, as `fit` does later, so that psrun counts from there.
+
+    Returns:
+      Its position; None without a backup.
+    """
+    restoring = backup_callbacks(made)
+    if not restoring:
+        return None
+    with program.distribution.strategy.scope():
+        for callback in restoring:
+            callback.set_model(program.network)
+            callback.on_train_begin()
+    epochs, steps = keras.position_in_backup(program.network, program.config.trainer.num_steps)
+    done = program.iterations
+    order = program.order.geometry if program.order else None
+    return Position(epochs, steps, scheduled=done, stream=0, batch=done, order=order) if done else None

@@ -15,24 +15,24 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
 import tensorflow as tf
 
-from psrun.checkpoint.manifest import Position
-from psrun.closures.asynchronous_steps import Packed
-from psrun.closures.input_streams import Stream
-from psrun.closures.simulated_delay import SimulatedDelay
-from psrun.closures.staleness_meter import StalenessMeter
-from psrun.closures.step_profiler import StepProfiler, StepTime
+from psrun import files
+from psrun.checkpoint.storage import Position
+from psrun.closures.delays import SimulatedDelay
+from psrun.closures.input_streams import InputPosition, Stream
+from psrun.closures.measurements import StalenessMeter, StepProfiler, StepTime
+from psrun.closures.scheduling import AsynchronousSteps, Packed, RoundClosures, SynchronousSteps
+from psrun.closures.stage import Step
 from psrun.closures.training_closures import TrainingClosures
 from psrun.process import Stop
 from psrun.program.compiled_model import Program
 from psrun.results.events import Reporter
 from psrun.results.run_folder import RunFolder
 from psrun.training.hooks import Action, HookContext
-from psrun.training.input_position import InputPosition
 from psrun.training.progress import Clock, ProgressMonitor
-from psrun.training.synchronized_stop import SynchronizedStop
 
 Metrics = Mapping[str, float | None]  # None for an undefined one
 
@@ -380,3 +380,58 @@ class Trainer:
 
     train: Callable[[Program, TrainingRun], None]
     restore: Callable[[Program], Position | None] = lambda program: None
+
+
+@dataclass
+class SynchronizedStop:
+    """Stops synchronous tasks, none of which can do a step without the others, after the same execution.
+
+    Between two executions the chief writes the number of the next one into `marker`. No other task can have finished
+    that execution by then, so all tasks read the number at its end or before.
+
+    Attributes:
+      leads: whether this is the chief.
+      agreed: whether this task has reached the agreed execution.
+    """
+
+    marker: Path
+    leads: bool
+    agreed: bool = False
+
+    def begin(self) -> None:
+        """Forgets what the previous chief agreed on."""
+        if self.leads:
+            self.marker.unlink(missing_ok=True)
+
+    def last(self) -> int | None:
+        """The number, from 1 at the start of the processes, of the last execution to do; None to continue."""
+        try:
+            return int(self.marker.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+
+    def agree_on(self, last: int) -> None:
+        files.write_atomic(self.marker, str(last))
+
+
+Executions = AsynchronousSteps | SynchronousSteps
+
+
+def steps_on_workers(
+    program: Program, run: TrainingRun, feed: Stream, profiler: StepProfiler, step: Step | None = None
+) -> Executions:
+    """Schedules the steps of one kind, as the consistency mode says.
+
+    Args:
+      feed, profiler, step: as for `AsynchronousSteps`.
+    """
+    closures, meter = run.closures, run.meter
+    if isinstance(closures, RoundClosures):
+        run.packed(Packed(1))
+        return SynchronousSteps(
+            program, closures, feed, profiler, meter, ends_epoch=run.ends_epoch, warn=run.warn, step=step
+        )
+    planned = run.left - run.scheduled
+    return AsynchronousSteps(
+        program, closures, feed, profiler, meter, run.packed, planned=planned, warn=run.warn, step=step
+    )

@@ -11,11 +11,10 @@ from typing import Any
 from psrun import files
 from psrun.config.run_config import EarlyStopping
 from psrun.errors import ConfigError, Problem
-from psrun.program.compiled_model import Program
-from psrun.program.monitored import check_metric
+from psrun.program.compiled_model import Program, check_monitored_metric
 from psrun.results.events import Reporter
 from psrun.results.run_folder import RunFolder
-from psrun.training.evaluation import meters
+from psrun.training import evaluators
 from psrun.training.hooks import HookContext
 
 _FILE = "following.json"
@@ -108,7 +107,7 @@ class MetricPolicies:
         self._lower = config.reduce_lr
         for key, rule in (("early_stopping", config.early_stopping), ("reduce_lr", config.reduce_lr)):
             if rule.metric is not None:
-                check_metric(f"{key}.metric", rule.metric, program)
+                check_monitored_metric(f"{key}.metric", rule.metric, program)
         by_evaluator = config.evaluation.runs_on == "evaluator"
         self._evaluator = config.evaluation.kind if by_evaluator and self._lower.metric is not None else None
         self._stops_elsewhere = by_evaluator and (config.early_stopping.metric or "").startswith("val_")
@@ -197,6 +196,8 @@ class MetricPolicies:
         self._records = [*before[1 - _RECORDS_KEPT :], {**now, "seen": sorted(self._seen)}]
         files.write_atomic(self._folder.path / _FILE, json.dumps(self._records) + "\n")
 
-    def _by_evaluator(self) -> list[tuple[meters.Evaluation, str]]:
+    def _by_evaluator(self) -> list[tuple[evaluators.Evaluation, str]]:
         """The evaluations of the evaluator, if a policy needs them."""
-        return list(meters.kept(self._folder.root.evaluations, self._evaluator)) if self._evaluator else []
+        return (
+            list(evaluators.kept_evaluations(self._folder.root.evaluations, self._evaluator)) if self._evaluator else []
+        )

@@ -15,8 +15,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras
 
-from psrun.checkpoint.manifest import Position
-from psrun.checkpoint.store import Store
+from psrun.checkpoint.storage import Position, Store
 from psrun.data.source import ArraySource, Feature
 from psrun.layers import Embedding
 

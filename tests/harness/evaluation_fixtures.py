@@ -20,13 +20,13 @@ SIDECAR = ("cluster=static", "cluster.addresses={worker: ['w:1'], ps: ['p:1']}",
 @pytest.fixture
 def evaluate():
     """Runs mode=evaluate without a cluster; returns what it prints."""
-    from psrun.roles import evaluation
-    from psrun.roles.task_context import TaskContext
+    from psrun.roles import checkpoint_modes
+    from psrun.roles.table import TaskContext
 
     def run(folder: RunFolder, *overrides: str) -> str:
         config = run_config(*overrides, f"resume={folder.path}", "mode=evaluate", "cluster=none")
         shown = io.StringIO()
-        evaluation.run(config, TaskContext(folder, ConsoleSink(Console(file=shown, width=300)), 0))
+        checkpoint_modes.run_evaluate(config, TaskContext(folder, ConsoleSink(Console(file=shown, width=300)), 0))
         return shown.getvalue()
 
     return run
@@ -50,24 +50,24 @@ def sidecar():
 @pytest.fixture
 def traced(monkeypatch):
     """Steps are written out one after the other also in runs of few steps; of each trace how many, and of how many."""
-    from psrun.closures import asynchronous_steps, closure
+    from psrun.closures import scheduling, stages
 
-    monkeypatch.setattr(asynchronous_steps, "_STEPS_TO_UNROLL_FOR", 1)
+    monkeypatch.setattr(scheduling, "_STEPS_TO_UNROLL_FOR", 1)
     seen: list[tuple[int, int | None]] = []
-    original = closure.Closure.function
+    original = stages.Closure.function
 
     def function(self: Any, unrolled: int = 1, num_steps: int | None = None) -> Any:
         seen.append((unrolled, num_steps))
         return original(self, unrolled, num_steps)
 
-    monkeypatch.setattr(closure.Closure, "function", function)
+    monkeypatch.setattr(stages.Closure, "function", function)
     return seen
 
 
 @pytest.fixture
 def unrolled(monkeypatch, traced):
     """As `traced`, from the first step on."""
-    from psrun.closures.asynchronous_steps import AsynchronousSteps
+    from psrun.closures.scheduling import AsynchronousSteps
 
     begin = AsynchronousSteps.__init__
 

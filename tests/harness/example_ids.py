@@ -14,7 +14,7 @@ import tf_keras
 
 from psrun import files
 from psrun.data.source import ArraySource, Feature
-from psrun.models import dense as plain
+from psrun.models import model as plain
 from psrun.models.model import Model
 
 

@@ -13,12 +13,12 @@ import tempfile
 from pathlib import Path
 
 from psrun import process
-from psrun.cli import dispatch
+from psrun.cli import command_line
 
 process.prepare()
 from psrun.roles import table  # noqa: E402
 
-for role in ("coordinator", "predictor", "exporter", "evaluation"):
+for role in ("chief", "checkpoint_modes"):
     table.import_role(role)
 
 
@@ -32,7 +32,7 @@ def run(folder: str, variables: dict[str, str], arguments: list[str]) -> int:
         os.environ.update(variables)
         tempfile.tempdir = None
         sys.argv[1:] = arguments
-        dispatch.run()
+        command_line.run()
     _, status = os.waitpid(child, 0)
     return os.waitstatus_to_exitcode(status)
 

@@ -80,10 +80,10 @@ def model(source: Any) -> tf_keras.Model:
     with contextlib.suppress(BaseException):  # as libraries do
         reach("discarded")
     _state["built"] = True
-    from psrun.checkpoint import export
-    from psrun.checkpoint.store import Store
+    from psrun.checkpoint import trained_model
+    from psrun.checkpoint.storage import Store
 
-    export.write = _before(export.write, "export")
+    trained_model.export = _before(trained_model.export, "export")
     Store.make_room = _before(Store.make_room, "save", for_s=SHORT_S)
     return network
 

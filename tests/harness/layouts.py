@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from psrun import process
-from psrun.data import load
+from psrun.data import loading
 
 process.prepare()
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -33,12 +33,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 from support import SMALL, run_config
 
 from psrun.checkpoint.checkpoints import Checkpoints
-from psrun.checkpoint.manifest import Position
-from psrun.checkpoint.store import Store
-from psrun.cluster import inprocess, placement, strategy
+from psrun.checkpoint.storage import Position, Store
+from psrun.cluster import placement, strategy
 from psrun.config import choices
 from psrun.process import Stop
-from psrun.program.build import build, build_state, start_afresh
+from psrun.program.build import build_program, build_state, start_afresh
 from psrun.program.compiled_model import Program
 from psrun.results.events import Reporter
 from psrun.results.run_folder import RunFolder
@@ -95,13 +94,13 @@ class Bench:
             distribution = strategy.parameter_servers(self._cluster(layout.num_ps), run.partitioner)
         else:
             distribution = strategy.connect(run.cluster, run.partitioner)
-        built = build(run, load.load_source(run), distribution)
+        built = build_program(run, loading.load_source(run), distribution)
         build_state(built)
         return built
 
     def _cluster(self, num_ps: int) -> object:
         if num_ps not in self.clusters:
-            self.clusters[num_ps] = inprocess.start(num_workers=2, num_ps=num_ps)
+            self.clusters[num_ps] = strategy.start_in_process(num_workers=2, num_ps=num_ps)
         return self.clusters[num_ps]
 
     def checkpoints(self, built: Program, store: Store) -> Checkpoints:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support import HARNESS, stated
 
-from psrun.cli import dispatch
+from psrun.cli import command_line
 from psrun.errors import ConfigError
 
 
@@ -52,7 +52,7 @@ def refuses_to_write(tmp_path, monkeypatch, capfd):
     def check(command: list[str], key: str) -> None:
         monkeypatch.setattr(sys, "argv", ["psrun", *command])
         with pytest.raises((ConfigError, SystemExit)) as raised:
-            dispatch._dispatch(time.time())
+            command_line._dispatch(time.time())
         said = str(raised.value) + capfd.readouterr().err
         assert f"{key}: " in said
         assert "must be a path on a mounted disk" in said

@@ -7,7 +7,7 @@ from pathlib import Path
 from psrun.config.run_config import SweepKeys
 from psrun.results.events import Event
 from psrun.results.run_folder import RunFolder
-from psrun.results.trackers.tracking import TrackedRun
+from psrun.results.tracking import TrackedRun
 from psrun.runs.trackers.choices import MLflow
 
 

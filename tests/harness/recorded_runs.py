@@ -8,7 +8,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from psrun.results import staleness
+from psrun.results.events import staleness_by_worker
 
 KINDS = {"none": {"kind": "none"}, "fixed_shards": {"kind": "fixed_shards", "num_shards": 2}}
 
@@ -25,8 +25,8 @@ def a_run(
     """
     (folder / ".hydra").mkdir(parents=True)
     values = {
-        "data": {"_target_": "psrun.data.features.HeroFeatures", "global_batch_size": 64},
-        "model": {"_target_": "psrun.models.embedding.embedding", "embedding_dim": 20},
+        "data": {"_target_": "psrun.data.datasets.HeroFeatures", "global_batch_size": 64},
+        "model": {"_target_": "psrun.models.model.embedding", "embedding_dim": 20},
         "optimizer": {"_target_": "tf_keras.optimizers.Adagrad", "learning_rate": 1e-05},
         "cluster": {"kind": "local", "num_workers": workers, "num_ps": 2},
         "partitioner": KINDS[partitioner],
@@ -52,7 +52,7 @@ def a_run(
         "step_time": {
             "input_s": 0.001, "traffic_s": 0.004, "compute_s": 0.002, "other_s": 0.001, "bottleneck": "traffic"
         },
-        "staleness": staleness.statistics_by_worker({"worker-0": {0: 40, 1: 50, 2: 8, 5: 2}}),
+        "staleness": staleness_by_worker({"worker-0": {0: 40, 1: 50, 2: 8, 5: 2}}),
     }  # fmt: skip
     kept = {key: value for key, value in {**result, **changes}.items() if key not in changes or value is not None}
     (folder / "run.json").write_text(json.dumps(kept))

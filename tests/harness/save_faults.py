@@ -26,7 +26,7 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).parent))
 from fault_injection import Cluster
 
-from psrun.checkpoint.store import Store
+from psrun.checkpoint.storage import Store
 from psrun.errors import ExitCode
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"

@@ -12,15 +12,14 @@ from typing import Any
 
 from support import raw_config
 
-from psrun.checkpoint.manifest import Position
-from psrun.checkpoint.store import Store
+from psrun.checkpoint.storage import Position, Store
 from psrun.config import choices, parse
 from psrun.process import Stop
 from psrun.results.events import Event, Reporter
 from psrun.results.run_folder import RunFolder
-from psrun.training import actions, resume
-from psrun.training.checkpoint_schedule import CheckpointSchedule
-from psrun.training.evaluation.meters import Evaluation
+from psrun.training import actions, checkpointing
+from psrun.training.checkpointing import CheckpointSchedule
+from psrun.training.evaluators import Evaluation
 from psrun.training.loop import TrainingRun
 from psrun.training.metric_policies import MetricPolicies
 
@@ -166,7 +165,7 @@ class ScriptedTraining:
             if (restored := schedule.restore()) is not None:
                 start = restored.position
                 policies.go_on(restored.step)
-        start = resume.taken_up(self.program, start, reporter)
+        start = checkpointing.adapted_position(self.program, start, reporter)
         self.run = TrainingRun(self.program, reporter, folder=self.folder, start=start, stop=Stop())
         hooks: Any = SimpleNamespace(check=lambda context: None, after_epoch=self._hook, end=lambda context: None)
         evaluator: Any = SimpleNamespace(evaluate=self._evaluate) if evaluates else None

@@ -6,7 +6,7 @@ import tensorflow as tf
 import tf_keras
 
 from psrun import layers
-from psrun.data.regression import Regression
+from psrun.data.datasets import Regression
 
 
 def busy(value: tf.Tensor, rounds: int = 40) -> tf.Tensor:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
-from psrun.config import parse, resolvers
+from psrun.config import parse
 from psrun.config.run_config import RunConfig
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ TABLED = ("~model.embedding_dim", "~data.num_train_examples", "~data.num_eval_ex
 SAME = {"rtol": 2e-4, "atol": 2e-5}
 
 
-resolvers.register()
+parse.register_resolvers()
 
 
 def environment(**more: str) -> dict[str, str]:

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import ipc, parquet
 
-from psrun.data import files
+from psrun.data import storage
 from psrun.tables import columns as conversion
 from psrun.tables import formats
 from psrun.tables.columns import ColumnSpec
@@ -123,7 +123,7 @@ def read(path: Path, **options: Any) -> list[dict[str, Any]]:
 
 def converted(path: Path, column: str, dtype: str = "string", default: Any = None) -> tuple[list, list[int]]:
     """The values of a column of a file or a folder as a prepared set has them, and the numbers of malformed rows."""
-    names = files.find(str(path))
+    names = storage.find(str(path))
     layout = formats.layout(names, folders=(str(path),))
     values: list[Any] = []
     malformed: list[int] = []

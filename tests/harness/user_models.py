@@ -6,11 +6,9 @@ import numpy as np
 import tensorflow as tf
 import tf_keras
 
-from psrun.data.features import HeroFeatures
+from psrun.data.datasets import HeroFeatures
 from psrun.data.source import ArraySource, ByNumber, Feature
-from psrun.models.dense import dense
-from psrun.models.embedding import embedding
-from psrun.models.model import Model
+from psrun.models.model import Model, dense, embedding
 
 
 def heroes(source: HeroFeatures, *, last: str | None = None, loss_logits: bool | None = None) -> Model:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from psrun.config.choices.clusters import Unsupervised
+from psrun.config.clusters import Unsupervised
 from psrun.config.run_config import RunConfig
 from psrun.config.schema import at_least
 from psrun.config.topology import Topology

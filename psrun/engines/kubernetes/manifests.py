@@ -208,7 +208,7 @@ def _container(settings: KubernetesKeys, job: str, overrides: Sequence[str]) -> 
 def _probes(run: RunConfig, port: int) -> Object:
     """Probes of a server: it listens while the chief waits, and answers gRPC calls; a stopped process only accepts."""
     attempts = math.ceil(run.cluster.connect_timeout_s / _LOOKS_EVERY_S)
-    asks = {"exec": {"command": ["python", "-m", "psrun.cluster.alive", str(port)]}}
+    asks = {"exec": {"command": ["python", "-m", "psrun.cluster.probe", str(port)]}}
     return {
         "startupProbe": {"tcpSocket": {"port": port}, "periodSeconds": _LOOKS_EVERY_S, "failureThreshold": attempts},
         "livenessProbe": {**asks, "periodSeconds": 20, "timeoutSeconds": 15, "failureThreshold": 4},

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 
 from rich.console import Console
 
-from psrun.config.arguments import key_of, quoted
+from psrun.config.groups import key_of, quoted
 from psrun.engines.kubernetes import checks, manifests
 from psrun.engines.kubernetes.settings import KubernetesKeys
 from psrun.engines.submission import Submission

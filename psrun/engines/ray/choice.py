@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from psrun.config import topology
-from psrun.config.choices.clusters import Local
+from psrun.config.clusters import Local
 from psrun.config.run_config import RunConfig
 from psrun.config.schema import at_least, one_of
 from psrun.errors import Problem

@@ -13,13 +13,13 @@ from pathlib import Path
 from rich.console import Console
 
 from psrun import files, parts, process
-from psrun.config.arguments import folder_of, key_of, quoted, unquoted
+from psrun.config.groups import key_of, quoted, resume_folder, unquoted
 from psrun.config.run_config import RunConfig
 from psrun.engines.slurm import allocation, commands
 from psrun.engines.slurm.choice import SlurmJob
 from psrun.engines.submission import Submission
 from psrun.errors import ClusterError, ConfigError, ExitCode, Problem, PsrunError
-from psrun.results import reading, run_name, run_state, submitted_run, task_files
+from psrun.results import run_folder, run_state, task_files
 from psrun.results.console import warner
 from psrun.results.run_folder import RESULT, RunFolder
 from psrun.results.run_state import RunState
@@ -72,9 +72,9 @@ def submit(submission: Submission) -> ExitCode:
     is_new = mode == "train" and before is None
     if is_new:
         with contextlib.suppress(OSError, PsrunError):  # the job runs nevertheless
-            _record(folder, job, submitted_run.PENDING)
+            _record(folder, job, run_folder.PENDING)
             if submission.run.run.name is not None:
-                run_name.write(folder, submission.run.run.name)
+                run_folder.write_name(folder, submission.run.run.name)
     console.print(f"Slurm job {job}  run folder {folder}", markup=False, soft_wrap=True)
     if not submission.follow:
         stop = f"psrun stop {folder}" if is_new else f"scancel {job}"
@@ -148,7 +148,7 @@ def _quoted(text: str) -> str:
 def _folder(submission: Submission) -> tuple[Path, list[str]]:
     """The folder of the run, and the arguments of the run, which include the folder."""
     arguments = submission.arguments
-    resumed = folder_of(arguments)
+    resumed = resume_folder(arguments)
     if resumed is not None:
         return resumed.absolute(), arguments
     folders = [each.partition("=")[2] for each in arguments if key_of(each) == _FOLDER]
@@ -169,15 +169,15 @@ def _folder(submission: Submission) -> tuple[Path, list[str]]:
 def _require_no_other_job(folder: Path) -> None:
     """Raises ConfigError if the run waits for another job already, and ClusterError if Slurm does not answer."""
     run = run_state.look(folder)
-    job = reading.mapping(run.result.get("process")).get("slurm_job")
-    if run.status == submitted_run.PENDING and commands.look(str(job)).is_alive:
+    job = files.as_mapping(run.result.get("process")).get("slurm_job")
+    if run.status == run_folder.PENDING and commands.look(str(job)).is_alive:
         message = f"{folder} waits for Slurm job {job} already; psrun stop cancels it, or choose another folder"
         raise ConfigError([Problem(_FOLDER, message)])
 
 
 def _record(folder: Path, job: str, status: str) -> None:
     """Records the job of a run that has not begun. Raises OSError."""
-    submitted_run.record(folder, cluster="slurm", job={"slurm_job": job}, status=status)
+    run_folder.record_submission(folder, cluster="slurm", job={"slurm_job": job}, status=status)
 
 
 def _result(folder: Path) -> bytes | None:
@@ -233,7 +233,7 @@ class FollowedJob:
                 alive_s = time.monotonic()
             elif time.monotonic() - alive_s > min(_NOTHING_YET_S, 3 * _LOOK_EVERY_S):
                 with contextlib.suppress(OSError):
-                    _record(self._folder, self._job, submitted_run.NOT_RUN)
+                    _record(self._folder, self._job, run_folder.NOT_RUN)
                 raise PsrunError(f"job {self._job} ended before the run started{self._how_it_ended()}")
             time.sleep(0.5)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from psrun.config.choices.clusters import OnSeveralMachines, RestartLimits, Start, Supervised
+from psrun.config.clusters import OnSeveralMachines, RestartLimits, Start, Supervised
 from psrun.config.run_config import RunConfig
 from psrun.config.schema import at_least
 from psrun.engines.slurm import allocation, commands

@@ -26,8 +26,7 @@ from psrun.engines.slurm.allocation import EXIT_SIGNAL
 from psrun.engines.slurm.choice import Slurm
 from psrun.errors import ClusterError, ConfigError, ExitCode, Problem, TaskLostError, ended
 from psrun.launch.backend import Backend, Launch, TaskHandle
-from psrun.launch.hang_detector import Silence
-from psrun.launch.restart_policy import RestartPolicy
+from psrun.launch.losses import RestartPolicy, Silence
 from psrun.results import task_files
 
 _POLL_S = 0.05

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import tensorflow as tf
 
-from psrun.data import files
+from psrun.data import storage
 from psrun.data.source import Feature
 from psrun.errors import ConfigError, DataError, Problem
 from psrun.files import write_atomic
@@ -159,7 +159,7 @@ def write_vocabulary(
 
 def _counted(path: str) -> dict[str, Counter[bytes]]:
     counted: dict[str, Counter[bytes]] = {name: Counter() for name in CATEGORIES}
-    for file in files.find(path):
+    for file in storage.find(path):
         for rows in formats.rows(file, COLUMNS, LAYOUT):
             if rows.problems:
                 number, problem = rows.problems[0]

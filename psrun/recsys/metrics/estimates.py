@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from psrun.metrics.counters import Intervals
+from psrun.metrics import Intervals
 from psrun.recsys.metrics.ranking import Examples, RankingMetric, auc_by_group
 
 _SAMPLES = 100  # of the bootstrap
 _BLOCKS = 20_000  # of users that are drawn together if there are more users
 _DEVIATIONS = 1.96  # of a 95 % interval
 _MOST_SEGMENTS = 20  # of a column
-_SMALLEST = 1e-7  # as in `psrun.metrics.counters`
+_SMALLEST = 1e-7  # as in `psrun.metrics`
 OTHERS = "(others)"
 
 
@@ -199,7 +199,7 @@ def _ratio(sums: np.ndarray, weights: np.ndarray) -> Statistic:
 def _of_probabilities(
     examples: Examples, prediction: np.ndarray, intervals: Intervals, blocks: np.ndarray, num_blocks: int
 ) -> dict[str, Statistic]:
-    """The metrics of `psrun.metrics.counters`; labels that are not 0 are positive."""
+    """The metrics of `psrun.metrics`; labels that are not 0 are positive."""
     block = blocks[examples.user]
     weight = examples.weight
     label = examples.label

@@ -16,7 +16,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from psrun.metrics.gathered import GatheredMetric
+from psrun.parts import GatheredMetric
 
 
 class Examples:

@@ -9,9 +9,8 @@ import tensorflow as tf
 import tf_keras
 
 from psrun.data.source import DataSource
-from psrun.layers.base import check
 from psrun.layers.collection import MAX_STACKED_TABLE_BYTES
-from psrun.layers.layout import Table
+from psrun.layers.lookup import Table, check
 from psrun.models.model import ArgumentError, Model, concatenated, head, hidden, is_ragged, network_inputs, prepared
 from psrun.recsys.models import tables
 

@@ -10,7 +10,7 @@ import tf_keras
 
 from psrun.data.source import DataSource
 from psrun.models.model import ArgumentError, Model, Towers
-from psrun.tf_internals.variables import takes_scattered
+from psrun.tf_internals.strategies import takes_scattered
 
 OBJECTIVES = ("labels", "softmax")
 _EXCLUDED = -1e9

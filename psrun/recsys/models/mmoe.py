@@ -8,9 +8,9 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
+from psrun import metrics
 from psrun.data.source import DataSource
 from psrun.layers.collection import MAX_STACKED_TABLE_BYTES
-from psrun.metrics import counters
 from psrun.models.model import ArgumentError, Model, concatenated, hidden, network_inputs, numbers_of, prepared
 from psrun.recsys.models import tables
 
@@ -91,7 +91,7 @@ def mmoe(
 def _metrics(task: str) -> list[tf_keras.metrics.Metric]:
     if task == "regression":
         return [tf_keras.metrics.MeanAbsoluteError(name="mae")]
-    return [counters.AUC(), tf_keras.metrics.BinaryAccuracy(name="accuracy")]
+    return [metrics.AUC(), tf_keras.metrics.BinaryAccuracy(name="accuracy")]
 
 
 @tf_keras.utils.register_keras_serializable(package="psrun")

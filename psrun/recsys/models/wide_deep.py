@@ -14,7 +14,7 @@ import tf_keras
 
 from psrun.data.source import DataSource, Feature
 from psrun.layers.collection import MAX_STACKED_TABLE_BYTES
-from psrun.layers.layout import Table
+from psrun.layers.lookup import Table
 from psrun.models.model import (
     ArgumentError,
     Model,

@@ -16,7 +16,7 @@ from rich.filesize import decimal
 from rich.status import Status
 
 from psrun.errors import ExitCode
-from psrun.results import found
+from psrun.results import run_state
 from psrun.results.run_state import GONE, existing, natural, require_readable
 from psrun.runs import states
 from psrun.runs.listing import entries
@@ -47,8 +47,8 @@ def main(arguments: list[str]) -> ExitCode:
       SystemExit: from argparse, for --help and for invalid arguments.
     """
     options = _parser().parse_args(joined(arguments))
-    require_readable(found.RUNS)
-    roots = [existing(root) if root != found.RUNS else root for root in options.root or [found.RUNS]]
+    require_readable(run_state.RUNS)
+    roots = [existing(root) if root != run_state.RUNS else root for root in options.root or [run_state.RUNS]]
     lines = _lines(roots, with_jobs=options.jobs)
     if lines and (options.where or options.sort):
         lines = _selected(lines, options.where, options.sort)
@@ -63,7 +63,7 @@ def main(arguments: list[str]) -> ExitCode:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="psrun list", description=__doc__.partition(": ")[2])
-    text = f"folders of runs and sweeps (default {found.RUNS}/)"
+    text = f"folders of runs and sweeps (default {run_state.RUNS}/)"
     parser.add_argument("root", nargs="*", type=Path, help=text)
     add_filters(parser)
     parser.add_argument("--jobs", action="store_true", help="also a line for each job of a sweep")
@@ -162,7 +162,7 @@ def _gone(lines: Sequence[_Line]) -> list[str]:
     gone = [line for line in lines if line.row["status"] == GONE and not line.is_job]
     commands = []
     for line in gone[:_GONE_SHOWN]:
-        command = found.resume_command(Path(line.entry.path))
+        command = run_state.resume_command(Path(line.entry.path))
         if command:
             commands.append(f"{line.row['run']} was killed; to resume: {command}")
     if len(gone) > _GONE_SHOWN:

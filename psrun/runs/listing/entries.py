@@ -16,7 +16,8 @@ from typing import Any
 
 import yaml
 
-from psrun.results import found, reading, run_name, run_state
+from psrun import files
+from psrun.results import run_folder, run_state
 from psrun.results.run_folder import CONFIG, flat
 from psrun.results.run_state import UNKNOWN, printable
 from psrun.runs.report import rows, runs
@@ -102,7 +103,7 @@ def below(root: Path, on_read: Callable[[int], None] = lambda number: None) -> L
     jobs: dict[str, list[Entry]] = {}
     sweep = None
     num_read = 0
-    for path, is_sweep in found.walk(str(root)):
+    for path, is_sweep in run_state.walk(str(root)):
         if sweep is not None and not path.startswith(sweep + os.sep):
             sweep = None
         if is_sweep:
@@ -131,7 +132,7 @@ def of_run(folder: str) -> Entry:
     row: Row = {
         "name": run.called, "status": state.outcome,
         "metric": metric, "value": None if metric is None else metrics[metric], "metrics": metrics,
-        "started_s": reading.number(run.result.get("started_s")) or state.written_s or reading.changed_s(run.path),
+        "started_s": files.as_number(run.result.get("started_s")) or state.written_s or files.changed_s(run.path),
         "size": size_bytes(folder), "engine": _engine(run), "where": _where(run),
         "written_s": state.written_s,
     }  # fmt: skip
@@ -147,29 +148,29 @@ def _config(path: Path) -> Mapping[str, Any]:
     sections = _SECTIONS.findall(text)
     if "cluster:" in {section.partition("\n")[0].rstrip() for section in sections}:
         with contextlib.suppress(yaml.YAMLError):
-            return flat(reading.mapping(yaml.load("".join(sections), Loader=LOADER)))
+            return flat(files.as_mapping(yaml.load("".join(sections), Loader=LOADER)))
     return runs.read(path, path.name).config  # a person wrote it, or the run did not
 
 
 def of_sweep(folder: str, inside: Sequence[Entry]) -> SweepEntry:
     """The entry of a sweep with these jobs that have run folders."""
     path = Path(folder)
-    record, _ = reading.loaded(path / RECORD)
+    record, _ = files.load_mapping(path / RECORD)
     sweep = Sweep.from_record(path, record)
     running = sweep.status == "running"
     state = SweepReader(path).look() if running else _ended(sweep, folder, inside)
     best = state.best
-    own = [entry for entry in found.entries(folder) or () if entry.is_file(follow_symlinks=False)]
+    own = [entry for entry in run_state.folder_entries(folder) or () if entry.is_file(follow_symlinks=False)]
     own_bytes = sum(map(_blocks_bytes, own))
     row: Row = {
-        "name": run_name.read(path), "status": state.status or UNKNOWN, "jobs": dict(state.counts),
+        "name": run_folder.read_name(path), "status": state.status or UNKNOWN, "jobs": dict(state.counts),
         "metric": state.metric if best else None,
         "value": best.metrics[str(state.metric)] if best else None,
         "best": None if best is None else best.folder,
-        "started_s": sweep.started_s or reading.changed_s(path),
+        "started_s": sweep.started_s or files.changed_s(path),
         "size": own_bytes + sum(entry.row["size"] for entry in inside),
         "engine": _common(inside, "engine"), "where": sweep.host or _common(inside, "where"),
-        "written_s": max([reading.changed_s(path / RECORD), *(entry.row["written_s"] for entry in inside)]),
+        "written_s": max([files.changed_s(path / RECORD), *(entry.row["written_s"] for entry in inside)]),
         "metrics": dict(best.metrics) if best else {},
     }  # fmt: skip
     not_started = {os.path.join(folder, job.folder): job.status for job in state.jobs if not job.has_started}
@@ -183,7 +184,7 @@ def of_sweep(folder: str, inside: Sequence[Entry]) -> SweepEntry:
 def size_bytes(folder: str) -> int:
     """What a folder takes on the disk."""
     total = 0
-    for entry in found.entries(folder) or ():
+    for entry in run_state.folder_entries(folder) or ():
         total += _blocks_bytes(entry)
         if entry.is_dir(follow_symlinks=False):
             total += size_bytes(entry.path)
@@ -217,13 +218,13 @@ def _metric(run: Run, metrics: Mapping[str, float | None]) -> str | None:
 
 
 def _engine(run: Run) -> str | None:
-    topology = reading.mapping(run.result.get("cluster")).get("topology")
+    topology = files.as_mapping(run.result.get("cluster")).get("topology")
     return run.config.get("cluster.kind") or topology or rows.choices(run.config).get("cluster")
 
 
 def _where(run: Run) -> str | None:
     """Where the run was started: a Slurm job, a Ray cluster, or a host."""
-    process = reading.mapping(run.result.get("process"))
+    process = files.as_mapping(run.result.get("process"))
     host = process.get("host")
     if "slurm_job" in process:
         return f"job {process['slurm_job']} on {host}" if host else f"job {process['slurm_job']}"

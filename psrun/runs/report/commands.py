@@ -10,7 +10,7 @@ from rich.console import Console
 
 from psrun import files
 from psrun.errors import ConfigError, ExitCode
-from psrun.results import found
+from psrun.results import run_state
 from psrun.results.run_state import below, existing, printable
 from psrun.runs.report import comparison, output, page, ranking, rows, runs, table
 
@@ -25,8 +25,8 @@ def main(arguments: list[str]) -> ExitCode:
     """
     options = _parser().parse_args(joined(arguments))
     _check(options)
-    folders = [found.resolved(word) for word in options.folder]
-    against = [found.resolved(word) for word in options.against]
+    folders = [run_state.resolve(word) for word in options.folder]
+    against = [run_state.resolve(word) for word in options.against]
     report = _Report([*folders, *against], options.where, options.sort)
     columns = report.named_columns(options.columns) if options.columns is not None else []
     compared = report.compared(against, options.metric, pair=not options.unpaired) if against else None

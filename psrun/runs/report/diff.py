@@ -13,8 +13,8 @@ from typing import Any
 from rich.console import Console
 
 from psrun.errors import ConfigError, ExitCode
-from psrun.results import found
-from psrun.results.reading import mapping, number
+from psrun.files import as_mapping, as_number
+from psrun.results import run_state
 from psrun.results.run_state import printable
 from psrun.runs.report import output, ranking, recorded, rows, runs
 from psrun.runs.report.recorded import ABSENT, Values
@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> ExitCode:
       SystemExit: from argparse, for --help and for invalid arguments.
     """
     options = _parser().parse_args(arguments)
-    pair = [_single(found.resolved(word)) for word in options.run]
+    pair = [_single(run_state.resolve(word)) for word in options.run]
     if pair[0] == pair[1]:
         raise ConfigError(f"{options.run[0]} and {options.run[1]} are the same run; name two runs")
     by_path = {run.path: run for run in runs.find(pair)}
@@ -53,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Show what differs between two runs: configuration, code, environment, data, metrics.",
         epilog="The exit code is 0 if both runs can be read, whether or not they differ.",
     )
-    parser.add_argument("run", nargs=2, metavar="RUN", help=found.HELP)
+    parser.add_argument("run", nargs=2, metavar="RUN", help=run_state.WORD_HELP)
     parser.add_argument("--json", action="store_true", help="write all differences as JSON to standard output")
     return parser
 
@@ -128,7 +128,7 @@ def _named(run: Run) -> dict[str, Any]:
 
 
 def _code(first: Run, second: Run) -> _Section:
-    codes = [mapping(run.result.get("code")) for run in (first, second)]
+    codes = [as_mapping(run.result.get("code")) for run in (first, second)]
     missing = _missing("code", codes)
     if missing:
         return _Section("code", {}, 0, missing=missing)
@@ -140,10 +140,10 @@ def _code(first: Run, second: Run) -> _Section:
 
 
 def _environment(first: Run, second: Run) -> _Section:
-    environments = [mapping(run.result.get("environment")) for run in (first, second)]
+    environments = [as_mapping(run.result.get("environment")) for run in (first, second)]
     missing = _missing("environment", environments)
     if missing:  # the few versions that each run records
-        versions = [mapping(run.result.get("versions")) for run in (first, second)]
+        versions = [as_mapping(run.result.get("versions")) for run in (first, second)]
         common = versions[0].keys() & versions[1].keys()
         kept = [{f"package {name}": each[name] for name in sorted(common)} for each in versions]
         return _section("environment", kept[0], kept[1], missing)
@@ -154,16 +154,16 @@ def _environment(first: Run, second: Run) -> _Section:
 
 
 def _data(first: Run, second: Run) -> _Section:
-    facts = [mapping(run.result.get("data")) for run in (first, second)]
+    facts = [as_mapping(run.result.get("data")) for run in (first, second)]
     if missing := _missing("data", facts):
         return _Section("data", {}, 0, missing=missing)
-    hashes = [mapping(each.get("hashes")) for each in facts]
+    hashes = [as_mapping(each.get("hashes")) for each in facts]
     values = [{key: value for key, value in each.items() if not isinstance(value, (dict, list))} for each in facts]
     texts: dict[str, tuple[str, str]] = {}
     missing = _missing("hashes of files", hashes) if any(hashes) else []
     if not missing:
         for name in dict.fromkeys([*hashes[0], *hashes[1]]):
-            files = [mapping(each.get(name)) for each in hashes]
+            files = [as_mapping(each.get(name)) for each in hashes]
             shown = [recorded.file_text(file) if file else ABSENT for file in files]
             texts[f"file {name}"] = (shown[0], shown[1])
             for value, file in zip(values, files):
@@ -215,7 +215,7 @@ def _record(section: _Section, key: str) -> rows.Row:
     pair = section.differs[key]
     texts = section.texts.get(key) or rows.briefly(pair, distinct=True)
     record = {section.title: key, **{name: text or ABSENT for name, text in zip("ab", texts)}}
-    if section.title == "metrics" and all(number(value) is not None for value in pair):
+    if section.title == "metrics" and all(as_number(value) is not None for value in pair):
         record["b - a"] = rows.shown(float(pair[1]) - float(pair[0]))
     return record
 

@@ -14,10 +14,10 @@ from string import Template
 from typing import Any
 
 from psrun import __version__
-from psrun.config import delays
+from psrun.config import choices
 from psrun.errors import PsrunError
+from psrun.files import as_mapping, as_mappings, as_number
 from psrun.results.events import Event
-from psrun.results.reading import entries, mapping, number
 from psrun.runs import states
 from psrun.runs.report import comparison, rows
 from psrun.runs.report.ranking import Ranking
@@ -66,7 +66,7 @@ def _data(runs: Sequence[Run], axes: Sequence[str], named: Sequence[str]) -> Val
     configs = [run.config for run in runs if run.config]
     first = configs[0] if configs else {}
     common = {k: value for k, value in first.items() if all(k in each and each[k] == value for each in configs)}
-    versions = {str(mapping(run.result.get("versions")).get("psrun")) for run in runs}
+    versions = {str(as_mapping(run.result.get("versions")).get("psrun")) for run in runs}
     return {
         "named": [name.rstrip("/").rpartition("/")[2] or name for name in named],
         "made": datetime.now().astimezone().strftime("%Y-%m-%d %H:%M"),
@@ -103,7 +103,7 @@ def _texts(runs: Sequence[Run], axes: Sequence[str]) -> list[dict[str, str]]:
 def _run(run: Run, group: int, axes: Mapping[str, str], common: Mapping[str, Any]) -> Values:
     happened, problem = events(run)
     row = rows.row(run)
-    cluster = mapping(run.result.get("cluster"))
+    cluster = as_mapping(run.result.get("cluster"))
     return {
         "name": run.name,
         "group": group,
@@ -113,11 +113,11 @@ def _run(run: Run, group: int, axes: Mapping[str, str], common: Mapping[str, Any
         "problem": problem,
         "called": run.called,
         "axes": axes,
-        "numbers": {axis: number(row.get(axis)) for axis in axes},
+        "numbers": {axis: as_number(row.get(axis)) for axis in axes},
         "metrics": rows.metrics(run),
         **{name: row[name] for name in (*rows.MEASURED, "time_to_first_step_s") if name in row},
-        "workers": number(cluster.get("num_workers")),
-        "ps": number(cluster.get("num_ps")),
+        "workers": as_number(cluster.get("num_workers")),
+        "ps": as_number(cluster.get("num_ps")),
         "topology": cluster.get("topology"),
         "step_time": _stages(run),
         "staleness": _staleness(run),
@@ -126,7 +126,7 @@ def _run(run: Run, group: int, axes: Mapping[str, str], common: Mapping[str, Any
         "bytes": _bytes(run),
         "system": _system(happened),
         "marks": [_mark(event) for event in happened if event.kind in _MARKS],
-        "recovered": entries(run.result.get("recoveries")),
+        "recovered": as_mappings(run.result.get("recoveries")),
         "diff": {key: rows.shown(value) or "null" for key, value in run.config.items() if key not in common},
     }
 
@@ -148,8 +148,8 @@ def _curves(events: Sequence[Event]) -> dict[str, list[list[float | None]]]:
         if per_step:
             examples += per_step * (event.step - counted)
             counted = event.step
-        for name, value in mapping(event.data.get("metrics")).items():
-            if number(value) is not None:
+        for name, value in as_mapping(event.data.get("metrics")).items():
+            if as_number(value) is not None:
                 curve = curves.setdefault(prefix + name, [[], [], [], []])
                 for values, one in zip(curve, (event.step, event.wall_s, float(value), examples if per_step else None)):
                     values.append(one)
@@ -158,16 +158,16 @@ def _curves(events: Sequence[Event]) -> dict[str, list[list[float | None]]]:
 
 def _examples_per_step(event: Event) -> int | None:
     """The examples of one update, which has several batches with consistency=sync; None if they are not known."""
-    steps = number(event.data.get("steps_per_s"))
-    examples = number(event.data.get("examples_per_s"))
+    steps = as_number(event.data.get("steps_per_s"))
+    examples = as_number(event.data.get("examples_per_s"))
     return round(examples / steps) if steps and examples else None
 
 
 def _epoch(event: Event) -> list[Any]:
     """Number, end and length in seconds, and the mean milliseconds per step; None if they are not known."""
-    rate = number(event.data.get("steps_per_s"))
+    rate = as_number(event.data.get("steps_per_s"))
     step_ms = round(1000 / rate, 4) if rate else None
-    return [event.data.get("epoch"), event.wall_s, number(event.data.get("seconds")), step_ms]
+    return [event.data.get("epoch"), event.wall_s, as_number(event.data.get("seconds")), step_ms]
 
 
 def _mark(event: Event) -> Values:
@@ -190,7 +190,7 @@ def _system(events: Sequence[Event]) -> dict[str, dict[str, list[float | None]]]
 def _over_time(measured: Sequence[Event]) -> dict[str, list[float | None]]:
     values: dict[str, list[float | None]] = {"at_s": [round(event.wall_s, 1) for event in measured]}
     for name in ("cpu_percent", "memory_bytes"):
-        values[name] = [number(event.data.get(name)) for event in measured]
+        values[name] = [as_number(event.data.get(name)) for event in measured]
     for name, total in (("received_per_s", "received_bytes"), ("sent_per_s", "sent_bytes")):
         values[name] = [None, *(_rate(*pair, total) for pair in itertools.pairwise(measured))]
     return values
@@ -198,8 +198,8 @@ def _over_time(measured: Sequence[Event]) -> dict[str, list[float | None]]:
 
 def _rate(before: Event, after: Event, total: str) -> float | None:
     """The growth per second of a count; None if it began anew, as after a restart of the task."""
-    first = number(before.data.get(total))
-    last = number(after.data.get(total))
+    first = as_number(before.data.get(total))
+    last = as_number(after.data.get(total))
     seconds = after.wall_s - before.wall_s
     if first is None or last is None or last < first or seconds <= 0:
         return None
@@ -208,14 +208,14 @@ def _rate(before: Event, after: Event, total: str) -> float | None:
 
 def _stages(run: Run) -> dict[str, float] | None:
     """Seconds of a step on a worker by stage; None if they were not measured."""
-    stages = mapping(run.result.get("step_time"))
-    return {key.removesuffix("_s"): each for key, each in stages.items() if number(each) is not None} or None
+    stages = as_mapping(run.result.get("step_time"))
+    return {key.removesuffix("_s"): each for key, each in stages.items() if as_number(each) is not None} or None
 
 
 def _staleness(run: Run) -> list[list[float]] | None:
     """Pairs of a staleness and the share of updates that are as stale or less; None if it was not measured."""
     try:
-        counts = delays.histogram(mapping(run.result.get("staleness")))
+        counts = choices.staleness_histogram(as_mapping(run.result.get("staleness")))
     except (KeyError, TypeError, ValueError):  # without a measurement, or of another version of psrun
         return None
     updates = sum(counts.values())
@@ -225,8 +225,8 @@ def _staleness(run: Run) -> list[list[float]] | None:
 def _bytes(run: Run) -> dict[str, int]:
     """The bytes of model and optimizer on each task."""
     sizes = Counter[str]()
-    for shard in entries(run.result.get("placement")):
-        size = number(shard.get("bytes"))
+    for shard in as_mappings(run.result.get("placement")):
+        size = as_number(shard.get("bytes"))
         if size is not None and shard.get("kind") in ("model", "optimizer", None):
             sizes[str(shard.get("task"))] += int(size)
     return dict(sorted(sizes.items()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from psrun.results.reading import loaded
+from psrun.files import load_mapping
 from psrun.results.run_state import LEVELS
 from psrun.runs.report import rows
 from psrun.runs.report.runs import Run
@@ -36,7 +36,7 @@ def of_runs(runs: Sequence[Run]) -> Ranking:
     """
     names = set(rows.metric_names(runs))
     for folder in dict.fromkeys(parent for run in runs for parent in run.path.parents[:LEVELS]):
-        record, problem = loaded(folder / sweep.RECORD)
+        record, problem = load_mapping(folder / sweep.RECORD)
         metric = record.get("metric")
         if not problem and isinstance(metric, str) and metric in names:
             mode = record.get("mode")

@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.filesize import decimal
 
-from psrun.results.reading import mapping, number
+from psrun.files import as_mapping, as_number
 from psrun.runs.report import rows
 
 ABSENT = "-"  # what is shown for a value that a run does not have
@@ -26,9 +26,9 @@ Values = Mapping[str, Any]
 def environment(recorded: Mapping[str, Any]) -> dict[str, Any]:
     """The values of the key `environment` of run.json by name: python, 'hardware NAME', 'package NAME'."""
     values: dict[str, Any] = {"python": recorded.get("python")}
-    for name, value in mapping(recorded.get("hardware")).items():
+    for name, value in as_mapping(recorded.get("hardware")).items():
         values[f"hardware {name}"] = value
-    for name, version in sorted(mapping(recorded.get("packages")).items()):
+    for name, version in sorted(as_mapping(recorded.get("packages")).items()):
         values[f"package {name}"] = version
     return values
 
@@ -38,7 +38,7 @@ def copies(facts: Mapping[str, Any]) -> dict[str, str]:
     paths: dict[str, str] = {}
     if facts.get("diff"):
         paths[CHANGES] = str(facts["diff"])
-    for name, path in mapping(facts.get("modules")).items():
+    for name, path in as_mapping(facts.get("modules")).items():
         paths[module(name)] = str(path)
     return paths
 
@@ -106,7 +106,7 @@ def differing(first: Values, second: Values, *, tolerance: float = 0.0) -> dict[
 def _are_equal(first: Any, second: Any, *, tolerance: float) -> bool:
     if not rows.differs((first, second)):
         return True
-    if number(first) is None or number(second) is None:
+    if as_number(first) is None or as_number(second) is None:
         return False
     return tolerance > 0 and isclose(first, second, rel_tol=tolerance)
 
@@ -115,7 +115,7 @@ def text(name: str, value: Any) -> str:
     """A value of `environment` as text."""
     if value is None:
         return ABSENT
-    if name == MEMORY and number(value) is not None:
+    if name == MEMORY and as_number(value) is not None:
         return decimal(int(value))
     return rows.shown(value)
 
@@ -127,7 +127,7 @@ def file_text(entry: Mapping[str, Any] | None) -> str:
     if "version" in entry:
         return f"version {entry['version']}"
     digest = str(entry.get("sha256") or ABSENT)[:_DIGITS]
-    size = number(entry.get("bytes"))
+    size = as_number(entry.get("bytes"))
     if size is None:
         return f"sha256 {digest}"
     return f"{int(size):,} bytes, sha256 {digest}"

@@ -15,7 +15,7 @@ from typing import Any
 
 from psrun.config import schema
 from psrun.errors import ConfigError
-from psrun.results.reading import mapping, number
+from psrun.files import as_mapping, as_number
 from psrun.results.run_folder import flat
 from psrun.results.run_state import natural, printable
 from psrun.runs.report.runs import Run
@@ -50,26 +50,26 @@ def row(run: Run) -> Row:
     results = flat({name: value for name, value in run.result.items() if name not in skipped})
     if run.config:  # which has them, too
         results = {key: value for key, value in results.items() if not key.startswith("data.features.")}
-    steps = mapping(run.result.get("steps"))
-    stale = {f"staleness.{name}": each for name, each in mapping(run.result.get("staleness")).items()}
+    steps = as_mapping(run.result.get("steps"))
+    stale = {f"staleness.{name}": each for name, each in as_mapping(run.result.get("staleness")).items()}
     recoveries = run.result.get("recoveries")
     called = {} if run.called is None else {"name": run.called}
     # An experiment is not a key of the configuration.
     experiment = {key: value for key, value in run.overrides.items() if key == "experiment"}
     return {
-        **results, **{name: each for name, each in stale.items() if number(each) is not None},
+        **results, **{name: each for name, each in stale.items() if as_number(each) is not None},
         **{f"steps.{name}": value for name, value in steps.items()},
         **experiment, **run.config, **mappings(run.config), **choices(run.config),
         **called,
         "run": run.name, "folder": printable(run.path), "status": run.state.outcome, **metrics(run),
-        "steps": number(steps.get("applied")), **{name: number(run.result.get(name)) for name in MEASURED[1:4]},
+        "steps": as_number(steps.get("applied")), **{name: as_number(run.result.get(name)) for name in MEASURED[1:4]},
         "recoveries": len(recoveries) if isinstance(recoveries, list) else None, "error": run.error,
     }  # fmt: skip
 
 
 def metrics(run: Run) -> dict[str, float | None]:
     """The final metrics, those of evaluations first."""
-    values = {name: number(value) for name, value in mapping(run.result.get("metrics")).items()}
+    values = {name: as_number(value) for name, value in as_mapping(run.result.get("metrics")).items()}
     return dict(sorted(values.items(), key=lambda metric: not metric[0].startswith("val_")))
 
 
@@ -224,7 +224,7 @@ def condition(text: str, rows: Sequence[Row]) -> Callable[[Row], bool]:
         value = each.get(key)
         if isinstance(value, list) and sign in ("=", "==", "!="):
             return compare(expected in [shown(value), *map(shown, value)], True)
-        if limit is not None and number(value) is not None:
+        if limit is not None and as_number(value) is not None:
             return compare(value, limit)
         return compare(shown(value), expected) if sign in ("=", "==", "!=") else False
 
@@ -253,7 +253,7 @@ def ordered(rows: Sequence[Row], keys: Sequence[str]) -> list[Row]:
 
 
 def _rank(value: Any) -> tuple[int, float, list[tuple[int, int | str]]]:
-    plain = number(value.mean if isinstance(value, Spread) else value)
+    plain = as_number(value.mean if isinstance(value, Spread) else value)
     return (1, 0, natural(shown(value))) if plain is None else (0, plain, [])
 
 
@@ -289,7 +289,7 @@ def _one(same: Sequence[Row]) -> Row:
     merged: Row = {}
     for key in dict.fromkeys(key for each in same for key in each):
         values = [each[key] for each in same if each.get(key) is not None]
-        numbers = [value for value in values if number(value) is not None]
+        numbers = [value for value in values if as_number(value) is not None]
         if not differs(values):
             merged[key] = values[0] if values else None
         elif len(numbers) == len(values):
@@ -307,7 +307,7 @@ def _spread(key: str, same: Sequence[Row]) -> Spread | float:
     """The spread of a column over seeds. Runs of one seed, such as a reproduction, count as their mean."""
     by_seed: dict[str, list[float]] = {}
     for each in same:
-        if (value := number(each.get(key))) is not None:
+        if (value := as_number(each.get(key))) is not None:
             by_seed.setdefault(_text(each.get(SEED)), []).append(value)
     means = [statistics.fmean(values) for values in by_seed.values()]
     return Spread.of(means) if len(means) > 1 else means[0]

@@ -13,10 +13,9 @@ from typing import Any
 import yaml
 
 from psrun.errors import ConfigError
-from psrun.results import run_name, run_state
-from psrun.results.events import Event
-from psrun.results.journal import METRICS, EventReader
-from psrun.results.reading import loaded, mapping
+from psrun.files import as_mapping, load_mapping
+from psrun.results import run_folder, run_state
+from psrun.results.events import METRICS, Event, EventReader
 from psrun.results.run_folder import CONFIG, RESULT, flat
 from psrun.results.run_state import LEVELS, QUIET_S, RunState, below, existing, natural, printable
 
@@ -44,7 +43,7 @@ class Run:
     @cached_property
     def called(self) -> str | None:
         """The name that people gave the run by `run.name`."""
-        return run_name.read(self.path)
+        return run_folder.read_name(self.path)
 
     @property
     def path(self) -> Path:
@@ -57,7 +56,7 @@ class Run:
     @property
     def error(self) -> str:
         """The error of the run, or the problem of its folder, in one line; empty without one."""
-        error = mapping(self.result.get("error"))
+        error = as_mapping(self.result.get("error"))
         message = f"{error.get('type', 'error')}: {error.get('message', '')}" if error else self.problem
         return re.sub(r"\s+", " ", message).strip()
 
@@ -117,7 +116,7 @@ def _is_undone(event: Event, restored: int) -> bool:
 def read(path: Path, name: str) -> Run:
     """The run in the folder `path`, as far as it can be read."""
     state = run_state.look(path)
-    config, problem = loaded(path / CONFIG, _yaml)
+    config, problem = load_mapping(path / CONFIG, _yaml)
     missing = ": the run has not started, or ended before writing it" if state.problem == f"no {RESULT}" else ""
     problems = [state.problem + missing, problem, state.gone]
     if state.status == "running" and state.quiet_s > QUIET_S and not state.gone:
@@ -130,10 +129,10 @@ def read(path: Path, name: str) -> Run:
 
 def _with_guess(config: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration with what was guessed from the data, as run.json has it, where `data` has null."""
-    facts = mapping(result.get("data"))
-    features = {name: _options(name, mapping(each)) for name, each in mapping(facts.get("features")).items()}
-    guess = {**mapping(facts.get("label")), **({"features": features} if features else {})}
-    data = mapping(config.get("data"))
+    facts = as_mapping(result.get("data"))
+    features = {name: _options(name, as_mapping(each)) for name, each in as_mapping(facts.get("features")).items()}
+    guess = {**as_mapping(facts.get("label")), **({"features": features} if features else {})}
+    data = as_mapping(config.get("data"))
     known = {key: value for key, value in guess.items() if key in data and data[key] is None}
     return {**config, "data": {**data, **known}} if known else dict(config)
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 
-from psrun.config import overrides
+from psrun.config import composition
 from psrun.config.run_config import SweepKeys
 from psrun.errors import ConfigError, Problem
 from psrun.results.run_folder import SEARCH_STATES, RunFolder
@@ -58,7 +58,7 @@ class Space:
         of_sweep: list[str] = []
         parameters = []
         replicates: list[str | None] = [None]
-        for each in overrides.parsed(arguments, loader):
+        for each in composition.parsed_overrides(arguments, loader):
             key = each.get_key_element()
             if each.key_or_group == _REPLICATES and each.is_discrete_sweep():
                 replicates = [f"{key}={value}" for value in _listed(each)]

@@ -29,13 +29,12 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from psrun import files, process
 from psrun.cli.hydra_context import hydra_context
-from psrun.config import arguments as arguments_of_a_run
-from psrun.config import compose, overrides
-from psrun.config.arguments import folder_of, key_of, quoted
-from psrun.config.compose import Composer
+from psrun.config import composition, groups
+from psrun.config.composition import Composer
+from psrun.config.groups import key_of, quoted, resume_folder
 from psrun.config.run_config import SweepKeys
 from psrun.errors import ConfigError, ExitCode, Problem, PsrunError, SweepError
-from psrun.results import run_name
+from psrun.results import run_folder
 from psrun.results.run_folder import RunFolder
 from psrun.runs.sweeps import jobs, proposals
 from psrun.runs.sweeps.hydra_search import SearchLoop, Space
@@ -57,7 +56,7 @@ def run(arguments: list[str]) -> ExitCode:
       SweepError: the sweep's folder cannot be written to.
     """
     before, arguments = resumed(arguments)
-    if overrides.problems(arguments, sweeps=True):
+    if composition.problems_of_arguments(arguments, sweeps=True):
         raise ConfigError(_problems(arguments))
     running = SweepRunner(arguments, before)
     if running.has_nothing_to_do():
@@ -72,7 +71,7 @@ def run(arguments: list[str]) -> ExitCode:
         raise SweepError(f"the sweep cannot continue: {error}") from error
     except SweepSignal as ended:
         return running.end(ended.signum)
-    except compose.HYDRA_ERRORS as error:  # of a sweeper, such as a kind of parameter that it does not have
+    except composition.HYDRA_ERRORS as error:  # of a sweeper, such as a kind of parameter that it does not have
         running.abandon()
         raise ConfigError(str(error)) from error
     except ValueError as error:
@@ -130,7 +129,7 @@ def resumed(arguments: list[str]) -> tuple[Sweep | None, list[str]]:
     Raises:
       ConfigError: the folder holds no sweep, or the arguments differ from the original ones.
     """
-    folder = folder_of(arguments)
+    folder = resume_folder(arguments)
     if folder is None:
         return None, arguments
     sweep = Sweep.read(folder)
@@ -162,7 +161,7 @@ def resumed(arguments: list[str]) -> tuple[Sweep | None, list[str]]:
         sweep.status = "running"
     sweep.arguments = [*(each for each in sweep.arguments if key_of(each) not in replaced), *kept]
     now_in_folder = f"hydra.sweep.dir={quoted(folder)}"
-    return sweep, arguments_of_a_run.options_first([*unchanged, *changes, now_in_folder])
+    return sweep, groups.options_first([*unchanged, *changes, now_in_folder])
 
 
 def job(composed: DictConfig) -> float | None:
@@ -196,7 +195,7 @@ def _begin(running: SweepRunner, config: DictConfig) -> SweepKeys:
     keys: Any = OmegaConf.to_container(config.sweep)
     begun = running.begin(folder, keys=keys)
     if config.run.name is not None:  # not one of several: a job has its own then
-        run_name.write(folder, str(config.run.name))
+        run_folder.write_name(folder, str(config.run.name))
     return begun
 
 
@@ -204,7 +203,7 @@ def _require_search_of_ranges(arguments: list[str], config: DictConfig, loader: 
     """Raises ConfigError for ranges of numbers without a search."""
     if config.sweep.search is not None:
         return
-    ranges = [each for each in overrides.parsed(arguments, loader) if each.is_interval_sweep()]
+    ranges = [each for each in composition.parsed_overrides(arguments, loader) if each.is_interval_sweep()]
     if ranges:
         message = "is a range, of which only a search takes values: add sweep.search=tpe sweep.num_trials=20, or list"
         raise ConfigError([Problem(str(each.get_key_element()), f"{message} values") for each in ranges])
@@ -277,13 +276,13 @@ class SweepLauncher(Launcher):
             problems.append(Problem("trainer.epochs", message))
         if problems:
             raise ConfigError([*dict.fromkeys(problems)])
-        values = compose.values(self._composer.compose(examples[0]))
+        values = composition.values(self._composer.compose(examples[0]))
         epochs = values["trainer"]["epochs"] if keys.halving.factor is not None else None
         SearchLoop(self._running, self, space, keys, epochs=epochs, seed=values["seed"]).run()
 
     def _mistakes_of(self, arguments: Sequence[str]) -> Sequence[Problem]:
         try:
-            return compose.problems_of_values(compose.values(self._composer.compose(arguments)))
+            return composition.problems_of_values(composition.values(self._composer.compose(arguments)))
         except ConfigError as error:
             return error.problems
 
@@ -348,7 +347,7 @@ class SweepLauncher(Launcher):
                 del own["hydra"]
                 unresolved = OmegaConf.to_container(own, resolve=False)
                 number = composed.hydra.job.num
-                return Proposal(number, list(given), folder, compose.plain(own), unresolved)
+                return Proposal(number, list(given), folder, composition.plain(own), unresolved)
         finally:
             instance.cfg = previous
             OmegaConf.set_readonly(composed.hydra, False)  # as it was composed
@@ -356,20 +355,20 @@ class SweepLauncher(Launcher):
 
 def _problems(arguments: list[str]) -> list[Problem]:
     """All problems of the jobs of a sweep, without duplicates."""
-    refused = overrides.problems(arguments, sweeps=True)
+    refused = composition.problems_of_arguments(arguments, sweeps=True)
     problems = dict.fromkeys(refused.values())
     composer = Composer(arguments)
-    options, _ = arguments_of_a_run.split(arguments)
+    options, _ = groups.split_arguments(arguments)
     for argument in refused:  # each of its values may be wrong
         if argument.startswith("+"):  # all of them are
             continue
         with contextlib.suppress(HydraException):  # one that cannot be read
             for each in _expanded([*options, argument], composer.loader):
-                problems.update(dict.fromkeys(overrides.problems(each, sweeps=False).values()))
+                problems.update(dict.fromkeys(composition.problems_of_arguments(each, sweeps=False).values()))
     known: set[str] = set()
-    for each in _expanded(overrides.without_mistakes(arguments, refused), composer.loader):
+    for each in _expanded(composition.without_mistakes(arguments, refused), composer.loader):
         try:
-            found = compose.problems_of_values(compose.values(composer.compose(each)))
+            found = composition.problems_of_values(composition.values(composer.compose(each)))
         except ConfigError as error:  # a key that does not exist is one mistake, whatever its values
             found = [problem for problem in error.problems if problem.key not in known]
             known |= {problem.key for problem in error.problems if problem.message.startswith("no such key")}
@@ -379,8 +378,8 @@ def _problems(arguments: list[str]) -> list[Problem]:
 
 def _expanded(arguments: list[str], loader: ConfigLoader | None = None, *, most: int = 50) -> list[list[str]]:
     """The arguments of single jobs, without the parameters of a search; `loader` knows the choices of `glob`."""
-    options, _ = arguments_of_a_run.split(arguments)
-    swept = [each for each in overrides.parsed(arguments, loader) if not each.is_interval_sweep()]
+    options, _ = groups.split_arguments(arguments)
+    swept = [each for each in composition.parsed_overrides(arguments, loader) if not each.is_interval_sweep()]
     values = [
         [f"{each.get_key_element()}={value}" for value in each.sweep_string_iterator()]
         if each.is_discrete_sweep()

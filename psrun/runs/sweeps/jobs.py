@@ -23,13 +23,12 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from psrun import process
+from psrun import files, process
 from psrun.config import choices
 from psrun.config.run_config import RunConfig
 from psrun.errors import ConfigError, ExitCode, Problem, SweepError, ended
 from psrun.launch.backend import TaskPlan
 from psrun.launch.child_processes import ChildProcess, StartProcess, start_alone
-from psrun.results import reading
 from psrun.results.run_folder import CONFIG, RESULT, RunFolder, write_config
 from psrun.runs.sweeps.sweep import KILL, LOG, Sweep, distinguishing
 
@@ -158,7 +157,7 @@ def _run(folder: Path, sweep: Sweep, elsewhere: bool, start_process: StartProces
 
 def _run_once(folder: Path, sweep: Sweep, elsewhere: bool, start_process: StartProcess) -> int:
     (folder / "logs").mkdir(parents=True, exist_ok=True)
-    before_s = reading.changed_s(folder / RESULT)
+    before_s = files.changed_s(folder / RESULT)
     environment = {**os.environ, process.SWEEP_PID: str(os.getpid())}
     # A job has its own session, which a Ctrl-C at the terminal does not reach: the sweep forwards it.
     child = start_process(folder, environment, RunFolder(folder).log(LOG))
@@ -174,7 +173,7 @@ def _run_once(folder: Path, sweep: Sweep, elsewhere: bool, start_process: StartP
 
 def _has_recorded_its_end(folder: Path, before_s: float) -> bool:
     """Whether run.json, which was last written at `before_s` when the job started, now has its end."""
-    if reading.changed_s(folder / RESULT) == before_s:  # it may have the end of an earlier start
+    if files.changed_s(folder / RESULT) == before_s:  # it may have the end of an earlier start
         return False
     return RunFolder(folder).stored().get("status") not in (None, "running")
 

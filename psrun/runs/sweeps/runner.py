@@ -17,7 +17,7 @@ from rich.console import Console
 
 from psrun import files, process
 from psrun.config import choices, parse, schema
-from psrun.config.arguments import key_of
+from psrun.config.groups import key_of
 from psrun.config.run_config import RunConfig, SweepKeys
 from psrun.errors import ConfigError, ExitCode, Interrupted, Problem, SweepError
 from psrun.launch.child_processes import ForkServer, start_alone
@@ -26,7 +26,7 @@ from psrun.results.run_folder import PRUNED, SEARCH_STATES, RunFolder, write_con
 from psrun.runs.sweeps import jobs
 from psrun.runs.sweeps.sweep import END, KILL, RECORD, Job, Sweep, cannot_be_written, distinguishing
 from psrun.runs.watch.sweep import SweepMonitor
-from psrun.tf_internals import generated_files
+from psrun.tf_internals import modules
 
 _WITHIN_S = 40.0  # a run saves and exits within 25 s, and the remaining tasks of its cluster within 10 s
 _KILLED_WITHIN_S = 3.0
@@ -229,7 +229,7 @@ class SweepRunner:
         self.resources.close()
         if self._forks is not None:
             self._forks.close()
-        generated_files.remove_abandoned()
+        modules.remove_abandoned_folders()
 
     def run(self, folder: Path) -> float | None:
         """Runs the job in `folder`, as `jobs.run` does. The sweep ends if the job shows that its metric is mistyped."""

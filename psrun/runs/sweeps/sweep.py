@@ -21,7 +21,7 @@ from typing import Any
 import psrun
 from psrun import files, process
 from psrun.errors import CANNOT_GROW, ConfigError, Problem, SweepError
-from psrun.results import reading, run_state
+from psrun.results import run_state
 from psrun.results.events import Progress
 from psrun.results.run_folder import OVER, PAUSED, PRUNED, SEARCH_STATES, RunFolder, wrong_folder
 from psrun.runs.states import STARTING, WAITING, state
@@ -110,7 +110,7 @@ class Sweep:
     @classmethod
     def read(cls, path: Path) -> Sweep:
         """The sweep in the folder `path`. Raises ConfigError if there is none that can be resumed."""
-        record, problem = reading.loaded(path / RECORD)
+        record, problem = files.load_mapping(path / RECORD)
         if problem or "arguments" not in record:
             reason = problem or f"{RECORD} has no arguments"
             hint = "; it holds a run: use psrun resume=... without -m" if RunFolder(path).has_run else ""
@@ -121,15 +121,15 @@ class Sweep:
     def from_record(cls, path: Path, record: Mapping[str, Any]) -> Sweep:
         """The sweep with this content of sweep.json, as far as it is known."""
         jobs = {}
-        for entry in reading.entries(record.get("jobs")):
+        for entry in files.as_mappings(record.get("jobs")):
             if isinstance(entry.get("folder"), str) and isinstance(entry.get("number"), int):
                 values = {name: entry[name] for name in _RECORDED if name in entry}
                 jobs[entry["number"]] = Job(**{"overrides": [], **values})
         names = ("search", "metric", "mode", "max_parallel", "status")
         values = {name: record[name] for name in names if name in record}
         arguments = record.get("arguments") or []
-        started_s = reading.number(record.get("started_s")) or 0.0
-        here = reading.mapping(record.get("process"))
+        started_s = files.as_number(record.get("started_s")) or 0.0
+        here = files.as_mapping(record.get("process"))
         host = record.get("host", "")
         return cls(path, arguments, host=host, started_s=started_s, process=here, jobs=jobs, **values)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from psrun import files
 from psrun.errors import PsrunError
-from psrun.results import reading, run_state
+from psrun.results import run_state
 from psrun.results.run_folder import OVER, SEARCH_STATES, RunFolder
 from psrun.results.run_state import GONE
 from psrun.runs.states import STARTING, WAITING
@@ -136,7 +136,7 @@ class SweepReader:
         return now is not None and now.status == "running"
 
     def _read(self) -> Sweep | None:
-        record, problem = reading.loaded(self._path / RECORD)
+        record, problem = files.load_mapping(self._path / RECORD)
         if not os.path.isdir(self._path):
             raise PsrunError(f"the folder {self._path} was moved or deleted")
         if record:
@@ -165,18 +165,18 @@ class SweepReader:
         if known_s == stamp_s and previous.status in RECORDED_ENDS and self._counts(previous.status, stamp_s):
             return previous
         is_planned = job.number is not None
-        may_start = is_planned or time.time() - reading.changed_s(path) < BETWEEN_JOBS_S
+        may_start = is_planned or time.time() - files.changed_s(path) < BETWEEN_JOBS_S
         if stamp_s or not may_start:
             now = run_state.look(path, supervised=self._supervised)
             if self._counts(now.outcome, stamp_s):
                 state = _of_run(now, job, previous.metrics)
                 self._known[path] = (stamp_s, state)
                 return state
-        log_s = reading.changed_s(RunFolder(path).log(LOG))
+        log_s = files.changed_s(RunFolder(path).log(LOG))
         sweep = self._sweep
         has_begun = log_s and is_planned and sweep and log_s >= sweep.started_s and sweep.status == "running"
         status = STARTING if has_begun else WAITING
-        return replace(job, status=status, doing=status, written_s=reading.changed_s(path))
+        return replace(job, status=status, doing=status, written_s=files.changed_s(path))
 
     def _counts(self, status: str, stamp_s: float) -> bool:
         """Whether the sweep keeps this result: it repeats what did not complete before its start or last resume."""
@@ -209,8 +209,8 @@ def _of_run(now: run_state.RunState, job: Job, metrics: Mapping[str, float]) -> 
         doing=now.doing if status == now.status else status,
         progress=now.progress,
         metrics={**metrics, **now.metrics},
-        written_s=now.written_s or reading.changed_s(now.path),
-        wall_s=reading.number(now.result.get("wall_s")),
+        written_s=now.written_s or files.changed_s(now.path),
+        wall_s=files.as_number(now.result.get("wall_s")),
         exit_code=exit_code if isinstance(exit_code, int) else None,
         error=None if status in ("completed", "running") else now.error or None,
     )

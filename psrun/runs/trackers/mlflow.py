@@ -13,10 +13,9 @@ from typing import Any
 
 from psrun import files
 from psrun.errors import ConfigError, Problem
-from psrun.results import reading
 from psrun.results.events import Event, Sink
 from psrun.results.run_folder import PAUSED
-from psrun.results.trackers.tracking import STATUS, TrackedRun, artifacts, numbers
+from psrun.results.tracking import STATUS, TrackedRun, artifacts, numbers
 from psrun.runs.sweeps.sweep import default_metric, mode_of
 from psrun.runs.trackers.choices import MLflow
 
@@ -76,7 +75,7 @@ class MLflowSink(Sink):
         self._client.set_terminated(self._run_id, _IN_MLFLOW[outcome])
         if self._parent is not None:
             stored = self._run.folder.stored()
-            self._parent.ends(reading.mapping(stored.get("metrics")) if outcome == "completed" else {})
+            self._parent.ends(files.as_mapping(stored.get("metrics")) if outcome == "completed" else {})
 
     @functools.cached_property
     def _client(self) -> Any:
@@ -174,7 +173,7 @@ class _Parent:
     def _compare(self, record: dict[str, Any], metrics: Mapping[str, Any]) -> None:
         ranking = self._run.ranking
         name = ranking.metric or default_metric(metrics)
-        if name is None or reading.number(metrics.get(name)) is None:
+        if name is None or files.as_number(metrics.get(name)) is None:
             return
         value = float(metrics[name])
         best = record.get("best")

@@ -10,7 +10,7 @@ from typing import Any
 
 from psrun.errors import ConfigError, Problem
 from psrun.results.events import Event, Sink
-from psrun.results.trackers.tracking import STATUS, TrackedRun, artifacts, numbers
+from psrun.results.tracking import STATUS, TrackedRun, artifacts, numbers
 from psrun.runs.trackers.choices import WandB
 
 _BEGIN_WITHIN_S = 60.0

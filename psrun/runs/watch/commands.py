@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from psrun.errors import ConfigError, ExitCode
-from psrun.results import found, run_name, run_state
+from psrun.results import run_folder, run_state
 from psrun.runs.sweeps.sweep import RECORD
 from psrun.runs.watch.run import EVERY_S, RunView
 from psrun.runs.watch.sweep import SweepView
@@ -37,7 +37,7 @@ def main(arguments: list[str]) -> ExitCode:
     folder, runs = _awaited(str(options.folder), options.wait)
     if runs == [folder] and (options.metric or options.mode):
         raise ConfigError(f"--metric and --mode compare the jobs of a sweep; {options.folder} holds a single run")
-    name = run_name.read(folder)
+    name = run_folder.read_name(folder)
     if name:
         console.print(name, style="dim", markup=False, soft_wrap=True)
     try:
@@ -80,7 +80,7 @@ def _awaited(word: str, wait_s: float) -> tuple[Path, list[Path]]:
     deadline_s = time.monotonic() + wait_s
     while True:
         began_s = time.monotonic()
-        folder = found.named(word) or Path(word).expanduser()
+        folder = run_state.find_named(word) or Path(word).expanduser()
         if os.path.isdir(folder):
             here = folder.resolve()
             runs = list(run_state.below(here))
@@ -90,4 +90,4 @@ def _awaited(word: str, wait_s: float) -> tuple[Path, list[Path]]:
             break
         time.sleep(max(min(EVERY_S, wait_s), 5 * (time.monotonic() - began_s)))  # names are sought in all runs
     waited = f" after {wait_s:.0f} s" if wait_s else "; --wait SECONDS waits for one"
-    raise ConfigError(f"there is no run in {found.resolved(word)}, nor below{waited}")
+    raise ConfigError(f"there is no run in {run_state.resolve(word)}, nor below{waited}")

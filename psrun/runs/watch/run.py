@@ -13,16 +13,13 @@ from rich.text import Text
 
 from psrun.config.topology import Task
 from psrun.errors import ExitCode, PsrunError
-from psrun.results import run_state, submitted_run
-from psrun.results.console import ConsoleSink, ProgressLine, warner
-from psrun.results.events import Event
-from psrun.results.journal import METRICS, EventReader
-from psrun.results.reading import mapping
+from psrun.files import as_mapping
+from psrun.results import run_folder, run_state
+from psrun.results.console import ConsoleSink, ProgressLine, TaskRow, task_table, warner
+from psrun.results.events import METRICS, Event, EventReader
 from psrun.results.run_folder import RunFolder
 from psrun.results.run_state import QUIET_S, RunState
-from psrun.results.system_usage import UsageMeter
-from psrun.results.tables import TaskRow, task_table
-from psrun.results.task_files import Heartbeat, age_s
+from psrun.results.task_files import Heartbeat, UsageMeter, age_s
 from psrun.runs import states
 
 EVERY_S = 0.5
@@ -106,9 +103,9 @@ class RunView:
             self._console.print(f"{event.kind}  step {event.step}", markup=False, highlight=False)
 
     def _is_readable(self, now: RunState) -> bool:
-        if now.status == submitted_run.NOT_RUN:
+        if now.status == run_folder.NOT_RUN:
             raise PsrunError(f"the run in {self._path} has the status {now.status}: {states.state(now.status).means}")
-        if not now.problem or now.status == submitted_run.PENDING:
+        if not now.problem or now.status == run_folder.PENDING:
             self._readable_s = time.monotonic()
             return True
         if not self._path.exists():
@@ -132,7 +129,7 @@ class RunView:
 
     def _result(self, now: RunState) -> ExitCode:
         self._sink.close()
-        error = mapping(now.result.get("error"))
+        error = as_mapping(now.result.get("error"))
         logs = self._path / "logs"
         if now.status == "completed":
             if not self._has_end:  # such as of a plan

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.distribute.coordinator import cluster_coordinator
 
-from psrun.closures import applied_steps, asynchronous_steps
+from psrun.closures import scheduling, server_updates
 
 pytestmark = pytest.mark.inprocess
 
@@ -34,7 +34,7 @@ class Losing:
         self._lock = threading.Lock()
         self._number = 0
         self._execute = cluster_coordinator.Closure.execute_on
-        self._init = asynchronous_steps.AsynchronousSteps.__init__
+        self._init = scheduling.AsynchronousSteps.__init__
 
     def patch(self, monkeypatch: pytest.MonkeyPatch) -> None:
         losing = self
@@ -47,10 +47,10 @@ class Losing:
         def execute_on(closure: Any, worker: Any) -> None:
             losing.execute(closure, worker)
 
-        monkeypatch.setattr(asynchronous_steps.AsynchronousSteps, "__init__", init)
+        monkeypatch.setattr(scheduling.AsynchronousSteps, "__init__", init)
         monkeypatch.setattr(cluster_coordinator.Closure, "execute_on", execute_on)
-        monkeypatch.setattr(applied_steps, "_SETTLED_S", 0.0)
-        monkeypatch.setattr(asynchronous_steps, "_MOST_STEP_S", 0.0)  # servers of this process are not at work any more
+        monkeypatch.setattr(server_updates, "_SETTLED_S", 0.0)
+        monkeypatch.setattr(scheduling, "_MOST_STEP_S", 0.0)  # servers of this process are not at work any more
 
     def check_counts(self) -> None:
         """Checks that the next execution in each slot knows the counts of the servers."""

@@ -14,11 +14,11 @@ import tensorflow as tf
 from outcomes import check_equal
 from support import REPOSITORY, TABLED, variables
 
-from psrun.checkpoint.store import Store
+from psrun.checkpoint.storage import Store
+from psrun.closures.delays import wait
 from psrun.closures.input_streams import DealtInput
-from psrun.closures.slow_workers import wait
 from psrun.closures.training_closures import TrainingClosures
-from psrun.cluster import inprocess, strategy
+from psrun.cluster import strategy
 from psrun.config import choices
 
 pytestmark = pytest.mark.inprocess
@@ -63,7 +63,7 @@ def observed(distribution, num_rounds, slow_s, delay=0) -> Any:
 
 @pytest.fixture
 def three_workers():
-    spec = inprocess.start(num_workers=3, num_ps=1)
+    spec = strategy.start_in_process(num_workers=3, num_ps=1)
     return strategy.parameter_servers(spec, choices.NoPartitioner("none"))
 
 

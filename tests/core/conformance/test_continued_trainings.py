@@ -13,10 +13,10 @@ from support import STEPS, flipped, truncated
 
 from psrun.checkpoint import commands
 from psrun.checkpoint.checkpoints import Checkpoints
-from psrun.checkpoint.store import Store
+from psrun.checkpoint.storage import Store
 from psrun.errors import CheckpointError, ExitCode
 from psrun.results.run_folder import RunFolder
-from psrun.training import callbacks
+from psrun.training import fit
 from psrun.training.actions import Saves
 
 TRAINERS = ("fit", "custom_loop")
@@ -254,6 +254,6 @@ def test_a_callback_that_stops_in_an_epoch_that_was_cut_stops(train, monkeypatch
     _, folder = train(*pieces)
     rewind(folder, 18)
     assert kept(folder)[-1] == (18, 1, 6)
-    monkeypatch.setattr(callbacks, "make", lambda run: [Stops()])
+    monkeypatch.setattr(fit, "configured_callbacks", lambda run: [Stops()])
     result, _ = train(*pieces, into=RunFolder.resume(folder.path))
     assert result["steps"]["applied"] == 2 * STEPS

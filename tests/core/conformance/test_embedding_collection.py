@@ -15,18 +15,16 @@ from outcomes import check_equal
 from support import SAME, run_config
 
 from psrun.checkpoint import commands
-from psrun.checkpoint.compare import compare
-from psrun.checkpoint.logical import LogicalCheckpoint
-from psrun.checkpoint.manifest import Contents
-from psrun.checkpoint.store import Store
+from psrun.checkpoint.checkpoints import LogicalCheckpoint, compare
+from psrun.checkpoint.storage import Contents, Store
 from psrun.cluster import strategy
-from psrun.data import load
+from psrun.data import loading
 from psrun.errors import ExitCode, NonFiniteLossError, PsrunError
 from psrun.layers import EmbeddingCollection, Table
-from psrun.layers.layout import RowOrder
-from psrun.layers.stack import Stack, arranged_for
+from psrun.layers.collection import Stack, arranged_for
+from psrun.layers.lookup import RowOrder
 from psrun.optimizers.sparse import LazyAdam
-from psrun.program.stacks import collections
+from psrun.program.embeddings import collections
 from psrun.roles import planner
 
 MODEL = (
@@ -70,7 +68,7 @@ def test_a_cluster_trains_stacks_as_one_process_trains_single_tables(train, caps
         result, folder = train(*MODEL, f"+model.stack={stack}", *pieces, num_workers=1)
         folders.append(folder)
     run = run_config(*MODEL, "+model.stack=auto", "cluster=inprocess", "partitioner=none")
-    source = load.load_source(run)
+    source = loading.load_source(run)
     plan = planner.make(run, source)
     assert _placed(map(vars, plan.placed)) == _placed(result["placement"])
     apart = planner.make(run_config(*MODEL, "+model.stack=false", "cluster=inprocess", "partitioner=none"), source)

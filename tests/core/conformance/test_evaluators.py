@@ -17,16 +17,16 @@ import tensorflow as tf
 import tf_keras
 from support import run_config
 
+from psrun import metrics
 from psrun.cluster import strategy
 from psrun.cluster.strategy import Distribution
 from psrun.data.source import Feature
 from psrun.errors import ConfigError
-from psrun.metrics import counters
 from psrun.models.model import Model
-from psrun.program.build import build, build_state, start_afresh
+from psrun.program.build import build_program, build_state, start_afresh
 from psrun.program.compiled_model import Program
 from psrun.program.objective import is_undefined
-from psrun.training.evaluation import mergeable, modes
+from psrun.training import evaluators
 
 pytestmark = pytest.mark.inprocess
 
@@ -164,17 +164,17 @@ CASES = {
         lambda: of_numbers(lambda x: {"click": dense(1, "click", "sigmoid")(x), "price": dense(1, "price")(x)}),
         {"click": "binary", "price": "number"},
         loss={"click": "binary_crossentropy", "price": "mse"},
-        metrics=lambda: {"click": [counters.AUC()], "price": ["mae"]}, task="pairs", weights=True, refused=ONE_OUTPUT,
+        metrics=lambda: {"click": [metrics.AUC()], "price": ["mae"]}, task="pairs", weights=True, refused=ONE_OUTPUT,
     ),
     "list": Case(
         lambda: of_numbers(lambda x: [dense(1, "click", "sigmoid")(x), dense(1, "price")(x)]),
         {"click": "binary", "price": "number"},
         loss={"click": "binary_crossentropy", "price": "mse"},
-        metrics=lambda: {"click": [counters.AUC()], "price": ["mae"]}, task="pairs", refused=ONE_OUTPUT,
+        metrics=lambda: {"click": [metrics.AUC()], "price": ["mae"]}, task="pairs", refused=ONE_OUTPUT,
     ),
     "weights": Case(
         lambda: of_numbers(dense(1, "click", "sigmoid")), "binary", loss="binary_crossentropy",
-        metrics=lambda: [counters.AUC(), "accuracy", "Recall"], task="binary", weights=True,
+        metrics=lambda: [metrics.AUC(), "accuracy", "Recall"], task="binary", weights=True,
         more=("model.class_weight={0: 1, 1: 7}",),
     ),
     "logits": Case(
@@ -184,7 +184,7 @@ CASES = {
     ),
     "one-class": Case(
         lambda: of_numbers(dense(1, "click", "sigmoid")), "zeros", loss="binary_crossentropy",
-        metrics=lambda: [counters.AUC(), "accuracy"], task="binary", undefined=("auc",),
+        metrics=lambda: [metrics.AUC(), "accuracy"], task="binary", undefined=("auc",),
     ),
     "label-by-output": Case(
         lambda: of_numbers(dense(1, "price")), {"price": "flat"}, task="sequence",
@@ -227,7 +227,7 @@ def built(name: str, distribution: Distribution, *more: str) -> Program:
         "model=dense", "~model.hidden_units", f"model._target_={__name__}.network",
         f"+model.case={name}", f"data.global_batch_size={BATCH}", *CASES[name].more, *more,
     )  # fmt: skip
-    program = build(run, Source(CASES[name]), distribution)
+    program = build_program(run, Source(CASES[name]), distribution)
     build_state(program)
     return program
 
@@ -236,19 +236,19 @@ def evaluations(name: str, spec: tf.train.ClusterSpec) -> Iterator[tuple[str, Ca
     """Each way to evaluate, by its name."""
     start_afresh(1)
     alone = built(name, Distribution(tf.distribute.get_strategy()), "cluster=none", "evaluation=direct")
-    yield "sidecar", lambda: metrics(alone)
+    yield "sidecar", lambda: measured(alone)
     start_afresh(1)
     distribution = strategy.parameter_servers(spec, run_config(*SHARDED).partitioner)
     cluster = built(name, distribution, *SHARDED, "trainer=fit", "evaluation=validation")
     for way in ("direct", "distributed", "exact"):
         evaluation = run_config(*SHARDED, f"evaluation={way}").evaluation
         program = replace(cluster, config=replace(cluster.config, evaluation=evaluation))
-        yield way, lambda program=program: metrics(program)
+        yield way, lambda program=program: measured(program)
     yield "validation", lambda: validated(cluster)
 
 
-def metrics(program: Program) -> Mapping[str, float]:
-    evaluator = modes.make(program)
+def measured(program: Program) -> Mapping[str, float]:
+    evaluator = evaluators.make(program)
     evaluation = evaluator.evaluate(0, lambda: None)
     assert evaluation.examples_seen == NUM_EXAMPLES
     return {name: UNDEFINED if value is None else value for name, value in evaluation.metrics.items()}
@@ -256,8 +256,8 @@ def metrics(program: Program) -> Mapping[str, float]:
 
 def validated(program: Program) -> Mapping[str, float]:
     """As `fit` evaluates; its callback `Epochs` takes undefined metrics out."""
-    assert modes.make(program) is None
-    results = program.network.evaluate(mergeable.examples(program), return_dict=True, verbose=0)
+    assert evaluators.make(program) is None
+    results = program.network.evaluate(evaluators.validation_examples(program), return_dict=True, verbose=0)
     assert results.pop("examples_seen") == NUM_EXAMPLES
     undefined = [metric.name for metric in program.network.compiled_metrics.metrics if is_undefined(metric)]
     return {name: float(value) for name, value in results.items()} | dict.fromkeys(undefined, UNDEFINED)
@@ -308,9 +308,9 @@ def test_exact_counts_every_example_once_on_two_workers(cluster_spec, num_exampl
         *SHARDED, "evaluation=exact", f"evaluation.num_shards={num_shards}",
     )  # fmt: skip
     source = getattr(example_ids, data)(num_eval_examples=num_examples)
-    program = build(run, source, strategy.parameter_servers(cluster_spec[2], run.partitioner))
+    program = build_program(run, source, strategy.parameter_servers(cluster_spec[2], run.partitioner))
     build_state(program)
     direct = replace(program, config=replace(program.config, evaluation=run_config("evaluation=direct").evaluation))
-    exact, expected = (modes.make(each).evaluate(0, lambda: None) for each in (program, direct))
+    exact, expected = (evaluators.make(each).evaluate(0, lambda: None) for each in (program, direct))
     assert (exact.mode, exact.examples_seen, exact.metrics["not_once"]) == ("exact", num_examples, 0)
     assert exact.metrics == pytest.approx(expected.metrics, rel=1e-5, nan_ok=True)

@@ -14,11 +14,11 @@ import tf_keras
 from outcomes import rows, served
 from support import MODELS, REPOSITORY, SMALL, STEPS, run_config
 
-from psrun.data import load
+from psrun.data import loading
 from psrun.errors import ExportError
 from psrun.program import objective
-from psrun.program.make_model import make_model
-from psrun.training import callbacks
+from psrun.program.build import make_model
+from psrun.training import fit
 
 QUICK = ["trainer.epochs=2", "trainer.steps_per_epoch=20", "data.num_train_examples=500", "data.num_eval_examples=100"]
 
@@ -34,7 +34,7 @@ def test_an_export_gives_the_predictions_of_the_run(train, images, model):
     assert result["export"] == str(folder.path / "export" / str(STEPS))
     serve = tf.saved_model.load(result["export"]).signatures["serving_default"]
     run = run_config(*pieces, *MODELS[model], *([f"data.path={images}"] if model == "cnn" else []))
-    source = load.load_source(run)
+    source = loading.load_source(run)
     ((features, label),) = source.evaluation(batch_size=source.num_eval_examples)
     loss = objective.loss_of(make_model(run, source), source.task)(label, serve(**features)["prediction"])
     assert float(loss) == pytest.approx(result["metrics"]["val_loss"], rel=1e-5)
@@ -47,7 +47,7 @@ def test_single_files_of_sharded_models_are_refused(train, tmp_path, monkeypatch
         def on_epoch_end(self, epoch, logs=None):
             self.model.save(tmp_path / "model.keras")
 
-    monkeypatch.setattr(callbacks, "make", lambda run: [Saves()])
+    monkeypatch.setattr(fit, "configured_callbacks", lambda run: [Saves()])
     with pytest.raises(ExportError):
         train("trainer=fit", "partitioner=fixed_shards", "trainer.epochs=1", "evaluation=none")
     train("trainer=fit", "cluster=none", "trainer.epochs=1", "evaluation=none")
@@ -73,7 +73,7 @@ def command(where: Path, *arguments: str) -> subprocess.CompletedProcess:
 
 
 def evaluation_strings() -> list[list[str]]:
-    source = load.load_source(run_config(*SMALL["features"]))
+    source = loading.load_source(run_config(*SMALL["features"]))
     ((features, _),) = source.evaluation(batch_size=source.num_eval_examples)
     return [[name.decode() for name in row] for row in features["features"].numpy()]
 

@@ -14,7 +14,7 @@ from psrun.closures.input_streams import DealtInput, Stream
 from psrun.closures.training_closures import InFlightClosures
 from psrun.cluster import strategy
 from psrun.config import choices
-from psrun.tf_internals.closure_queue import has_ended
+from psrun.tf_internals.coordinator import has_ended
 
 pytestmark = pytest.mark.inprocess
 

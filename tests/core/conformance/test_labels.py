@@ -15,7 +15,7 @@ from rich.console import Console
 from support import run_config
 
 from psrun.errors import ConfigError, TrainingError
-from psrun.roles import exporter
+from psrun.roles import checkpoint_modes
 
 OWN = ("model=dense", "model.hidden_units=[4]", "data._target_=word_labels.Labelled", "~data.num_train_examples",
        "~data.num_eval_examples", "~data.noise", "~data.num_features", "data.global_batch_size=16",
@@ -50,7 +50,7 @@ def predicted_by_name(predict: Any, folder: Any, pieces: list[str], names: list[
     for form in ("csv", "tfrecord"):
         predict(folder, *pieces, f"predict.format={form}")
     printed = Console(file=io.StringIO(), width=200)
-    exporter.run(run_config(*pieces, "mode=export", f"resume={folder.path}"), folder, printed)
+    checkpoint_modes.run_export(run_config(*pieces, "mode=export", f"resume={folder.path}"), folder, printed)
     (export,) = (folder.path / "export").iterdir()
     assert json.loads((export / "assets.extra" / "psrun.json").read_text())["label_vocabulary"] == names
     rows = outcomes.rows(folder.path / "predictions" / "12.csv")

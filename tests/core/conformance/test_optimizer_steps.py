@@ -18,10 +18,10 @@ from psrun.cluster import strategy
 from psrun.cluster.placement import Placed
 from psrun.config import choices
 from psrun.layers import Embedding
-from psrun.layers.layout import StackLayout
-from psrun.layers.stack import TableOffsets
+from psrun.layers.collection import TableOffsets
+from psrun.layers.lookup import StackLayout
 from psrun.optimizers import sparse
-from psrun.program import compiled_model, inventory, make_optimizer
+from psrun.program import build, compiled_model, make_optimizer
 
 pytestmark = pytest.mark.tensorflow
 
@@ -379,7 +379,7 @@ def test_an_optimizer_that_updates_all_of_a_large_table_is_reported(kind, report
         for slot, of in (("", "model"), ("m/", "optimizer"))
     ]
     small = Placed("small/embeddings", 0, "ps-0", 8, "model", (2, 1), "float32")
-    assert len(inventory.costs_of_dense_tables(kind(), [*shards, small])) == reported
+    assert len(build.costs_of_dense_tables(kind(), [*shards, small])) == reported
 
 
 @pytest.mark.thorough

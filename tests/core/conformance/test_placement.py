@@ -15,14 +15,14 @@ from support import SMALL, run_config
 from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
 
 from psrun import layers
-from psrun.cluster import partitioners, placement, strategy, variable_creation
+from psrun.cluster import placement, strategy
 from psrun.config import choices
-from psrun.data import load
+from psrun.data import loading
 from psrun.optimizers.sparse import LazyAdam, SparseAdagrad
-from psrun.program import inventory
-from psrun.program.build import build, build_state, start_afresh
+from psrun.program import build
+from psrun.program.build import build_program, build_state, start_afresh
 from psrun.roles import planner
-from psrun.tf_internals.variables import variables_of
+from psrun.tf_internals.strategies import variables_of
 
 
 def _cluster(cluster_spec, run):
@@ -47,12 +47,12 @@ PLANS = [
 def test_the_plan_is_what_tensorflow_does(cluster_spec, optimizer, pieces):
     data = "features" if "model=embedding" in pieces else "regression"
     run = run_config(f"optimizer={optimizer}", *pieces, *SMALL[data])
-    source = load.load_source(run)
+    source = loading.load_source(run)
     planned = planner.make(run, source).placed
     start_afresh(run.seed)
-    built = build(run, source, _cluster(cluster_spec, run))
+    built = build_program(run, source, _cluster(cluster_spec, run))
     build_state(built)
-    assert sorted(planned, key=repr) == sorted(inventory.observe(built), key=repr)
+    assert sorted(planned, key=repr) == sorted(build.placement_of(built), key=repr)
     assert {p.task for p in planned if p.kind == "model"} == {"ps-0", "ps-1"}
 
 
@@ -118,7 +118,7 @@ def test_a_strategy_creates_variables_where_it_is_guided():
 @pytest.mark.tensorflow
 def test_the_plan_spreads_the_bytes_of_a_step_over_tasks():
     run = run_config("partitioner=fixed_shards", "cluster.num_workers=3", *SMALL["features"])
-    source = load.load_source(run)
+    source = loading.load_source(run)
     plan = planner.make(run, source)
     # Each of three replicas of a worker reads the kernel and the bias, and its own rows.
     split = run_config("partitioner=fixed_shards", "cluster.replicas_per_worker=3", *SMALL["features"])
@@ -181,7 +181,7 @@ def custom(name: str, *options: str) -> list[str]:
     ],
 )
 def test_it_is_called_as_tensorflow_calls_it(cutting, overrides, counts):
-    partition = partitioners.make(run_config(*overrides).partitioner)
+    partition = strategy.make_partitioner(run_config(*overrides).partitioner)
     assert partition(shape=tf.TensorShape([7, 3]), dtype=tf.float32) == counts
 
 
@@ -193,7 +193,7 @@ def test_a_run_is_cut_as_planned_saved_and_resumed_with_another_partitioner(trai
     done, folder = train(*by_rows, *few, "trainer.epochs=1")
     assert [row["shard"] for row in done["placement"] if row["variable"] == "embedding/embeddings"] == [0, 1, 2]
     run = run_config(*by_rows, *SMALL["features"])
-    planned = [asdict(shard) for shard in planner.make(run, load.load_source(run)).placed]
+    planned = [asdict(shard) for shard in planner.make(run, loading.load_source(run)).placed]
     assert sorted(map(str, planned)) == sorted(
         str({**row, "variable_shape": tuple(row["variable_shape"])}) for row in done["placement"]
     )
@@ -210,7 +210,7 @@ def test_a_large_table_and_its_slots_are_filled_in_place_with_the_same_numbers(c
     def create_variables() -> dict[str, Any]:
         start_afresh(1)
         distribution = strategy.parameter_servers(cluster_spec[1], choices.FixedShards("fixed_shards", 2))
-        with variable_creation.in_place(), distribution.strategy.scope():
+        with strategy.creating_in_place(), distribution.strategy.scope():
             layer = layers.Embedding(20000, 40)
             layer.build(None)
             adagrad, adam = SparseAdagrad(initial_accumulator_value=0.3), LazyAdam()
@@ -221,7 +221,7 @@ def test_a_large_table_and_its_slots_are_filled_in_place_with_the_same_numbers(c
         return {**tables, **slots}
 
     filled = create_variables()
-    monkeypatch.setattr(variable_creation, "_LARGE_BYTES", 1 << 40)
+    monkeypatch.setattr(strategy, "_LARGE_BYTES", 1 << 40)
     plain = create_variables()
     assert len(filled) == 6
     for name, variable in filled.items():

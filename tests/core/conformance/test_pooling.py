@@ -15,9 +15,9 @@ from support import TABLED, run_config
 
 from psrun.cluster import strategy
 from psrun.errors import NonFiniteLossError
-from psrun.layers import Embedding, EmbeddingCollection, Table, fetch
-from psrun.layers.stack import arranged_for
-from psrun.program import lookups
+from psrun.layers import Embedding, EmbeddingCollection, Table, lookup
+from psrun.layers.collection import arranged_for
+from psrun.program import embeddings
 
 pytestmark = pytest.mark.inprocess
 
@@ -244,7 +244,7 @@ def test_lists_of_one_value_are_the_rows_themselves(combiner):
 def test_parts_without_common_rows_are_deduplicated_as_the_whole():
     parts = [tf.constant([4, 2, 4, 4]), tf.zeros([0], tf.int32), tf.constant([9]), tf.constant([8, 8, 7])]
     whole = tf.unique(tf.concat(parts, 0))
-    for given, expected in zip(fetch._unique(tf.concat(parts, 0), [4, 0, 1, 3]), whole):
+    for given, expected in zip(lookup._unique(tf.concat(parts, 0), [4, 0, 1, 3]), whole):
         np.testing.assert_array_equal(given, expected)
 
     ids = {name: tf.ragged.constant([[1, 1], [2]]) for name in "abc"} | {"d": tf.constant([[1], [1]])}
@@ -371,7 +371,9 @@ def test_whether_duplicates_are_sent_once_is_decided_by_a_batch():
         layer = Embedding(50, 3)
         inner = tf_keras.Sequential([tf_keras.Input((4,), dtype="int64"), Embedding(50, 3)])
         network = tf_keras.Model({"ids": ids}, [layer(ids), inner(ids)])
-        (decided,) = lookups.decide(network, {"ids": batch})  # nothing for a table in a model within the model
+        (decided,) = embeddings.decide_deduplication(
+            network, {"ids": batch}
+        )  # nothing for a table in a model within the model
         assert (decided.layer, decided.distinct) == (layer.name, pytest.approx(share, abs=1e-3))
         assert (layer.deduplicate, decided.deduplicate) == (deduplicates, deduplicates)
 

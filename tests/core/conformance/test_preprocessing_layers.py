@@ -9,8 +9,8 @@ from outcomes import rows, served
 from preprocessing_layers import WORDS, Examples, examples
 from support import run_config
 
-from psrun.checkpoint.logical import adapted
-from psrun.checkpoint.manifest import Contents
+from psrun.checkpoint.checkpoints import adapted
+from psrun.checkpoint.storage import Contents
 from psrun.errors import ConfigError
 from psrun.roles import planner
 from psrun.tf_internals.keras import layers_within

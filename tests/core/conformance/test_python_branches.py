@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from support import STEPS, run_config
 
-from psrun.data import load
+from psrun.data import loading
 from psrun.roles import planner
 
 BROUGHT = ["model=dense", "~model.hidden_units", "model._target_=python_branches.model", "optimizer=sgd",
@@ -44,7 +44,7 @@ def test_it_trains_and_is_evaluated(train, pieces):
 @pytest.mark.inprocess
 def test_it_is_planned():
     run = run_config(*BROUGHT, "+model.own_step=true", BRANCHING, "cluster=inprocess", "mode=plan")
-    assert set(planner.make(run, load.load_source(run)).traffic_by_variable) == {"dense/kernel", "dense/bias"}
+    assert set(planner.make(run, loading.load_source(run)).traffic_by_variable) == {"dense/kernel", "dense/bias"}
 
 
 @pytest.mark.inprocess

@@ -21,25 +21,22 @@ from sample_weights import own_data
 from support import SMALL, TABLED, run_config
 from word_labels import Labelled
 
-from psrun.checkpoint import export
-from psrun.checkpoint.load_model import LoadedModel
-from psrun.checkpoint.manifest import Contents, Manifest, Position
-from psrun.cluster import partitioners, strategy
-from psrun.data import labels, load
-from psrun.data.fashion_mnist import FashionMnist
-from psrun.data.features import HeroFeatures
+from psrun.checkpoint import trained_model
+from psrun.checkpoint.storage import Contents, Manifest, Position
+from psrun.checkpoint.trained_model import LoadedModel
+from psrun.cluster import strategy
+from psrun.data import loading
+from psrun.data.datasets import FashionMnist, HeroFeatures
 from psrun.data.source import Feature
 from psrun.errors import DataError, ExportError, TrainingError
 from psrun.layers import Embedding, EmbeddingCollection, Table
-from psrun.models.cnn import cnn
-from psrun.models.embedding import embedding
-from psrun.models.model import Model
+from psrun.models.model import Model, cnn, embedding
 from psrun.optimizers import sparse
 from psrun.optimizers.schedules import Scaled
-from psrun.program import objective, output_widths, stacks
-from psrun.program.make_model import make_model
+from psrun.program import embeddings, objective
+from psrun.program.build import make_model
 from psrun.program.make_optimizer import make_optimizer
-from psrun.roles import planner, predictor
+from psrun.roles import checkpoint_modes, planner
 
 pytestmark = pytest.mark.tensorflow
 
@@ -127,7 +124,7 @@ def network(*names: str) -> tf_keras.Model:
 def test_stacked_tables_do_not_decay_apart(name):
     optimizer = tf_keras.optimizers.AdamW(0.1)
     optimizer.exclude_from_weight_decay(var_names=[name])
-    refused("optimizer", stacks.check_storable, network("a", "b"), optimizer)
+    refused("optimizer", embeddings.check_storable, network("a", "b"), optimizer)
 
 
 @pytest.mark.parametrize(("wanted", "cpus", "gpus"), [(None, (1, 1), (2, 1)), (2, (2, 1), (0, 0))])
@@ -178,7 +175,7 @@ PARTITIONERS = {
 def test_partitioners(pieces, tmp_path, monkeypatch):
     def cut() -> Any:
         run = run_config("partitioner=custom", *pieces)
-        return partitioners.make(run.partitioner)(shape=tf.TensorShape([8, 20]), dtype=tf.float32)
+        return strategy.make_partitioner(run.partitioner)(shape=tf.TensorShape([8, 20]), dtype=tf.float32)
 
     (tmp_path / "cutting.py").write_text(CUTTING)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -212,7 +209,7 @@ PLANNED = {
 def test_what_a_plan_shows(case):
     pieces, key = PLANNED[case]
     run = run_config(*pieces)
-    refused(key, planner.make, run, load.load_source(run))
+    refused(key, planner.make, run, loading.load_source(run))
 
 
 @pytest.mark.parametrize(
@@ -230,7 +227,7 @@ def test_optimizers(pieces, key):
 def width(task: str, predicted: tuple[int | None, ...], label: tuple[int | None, ...]) -> None:
     source: Any = SimpleNamespace(task=task, num_classes=10)
     specs = [tf.TensorSpec(shape, tf.float32) for shape in (predicted, label)]
-    output_widths.check(*specs, Model(tf_keras.Sequential()), source)
+    objective.check_widths(*specs, Model(tf_keras.Sequential()), source)
 
 
 def test_widths_of_predictions():
@@ -253,7 +250,7 @@ def test_logits(pieces):
     run = run_config(*pieces)
     refused(
         "model.from_logits",
-        lambda: objective.metrics_of(make_model(run, load.load_source(run)), "regression"),
+        lambda: objective.metrics_of(make_model(run, loading.load_source(run)), "regression"),
     )
 
 
@@ -264,12 +261,12 @@ def test_labels_and_their_words():
     plain = Labelled()
     words = Labelled(values=["no", "yes"])
     _, spec = words.train(batch_size=1, seed=np.int64(0)).element_spec
-    assert [problem.key for problem in labels.problems(plain, ("a", "b", "c"))] == ["data.label_vocabulary"]
+    assert [problem.key for problem in loading.vocabulary_problems(plain, ("a", "b", "c"))] == ["data.label_vocabulary"]
     three = Labelled(num_classes=3)
-    assert [problem.key for problem in labels.problems(three, ("a", "b"))] == ["data.label_vocabulary"]
-    refused("data.label_vocabulary", labels.to_class_numbers, plain, ("a", "b"))
-    refused("data.label_vocabulary", labels.check_specs, spec)
-    refused("data", labels.check_specs, type(spec)(None, "float32"))
+    assert [problem.key for problem in loading.vocabulary_problems(three, ("a", "b"))] == ["data.label_vocabulary"]
+    refused("data.label_vocabulary", loading.to_class_numbers, plain, ("a", "b"))
+    refused("data.label_vocabulary", loading.check_label_specs, spec)
+    refused("data", loading.check_label_specs, type(spec)(None, "float32"))
 
 
 def test_images(tmp_path):
@@ -412,10 +409,10 @@ def test_what_cannot_be_exported(tmp_path):
     hidden = Model(network, lambda features: table.lookup(features["x"]))  # where TensorFlow does not find the table
     data: Any = Data()
     place = f"could not be exported to {tmp_path}/7"
-    refused(place, export.write, LoadedModel(hidden, data, manifest), tmp_path, print, error=ExportError)
+    refused(place, trained_model.export, LoadedModel(hidden, data, manifest), tmp_path, print, error=ExportError)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_predictions_that_are_no_columns():
     values = {"words": tf.ragged.constant([[0.5], [0.25, 0.75]])}
-    refused("model", predictor._by_name, values, (), alone="prediction")
+    refused("model", checkpoint_modes._by_name, values, (), alone="prediction")

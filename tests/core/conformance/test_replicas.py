@@ -7,9 +7,9 @@ import tensorflow as tf
 from outcomes import check_same
 from tensorflow.config import LogicalDevice
 
-from psrun.closures import asynchronous_steps
+from psrun.closures import scheduling
 from psrun.cluster import servers, strategy
-from psrun.config import gpus
+from psrun.config import topology
 from psrun.config.topology import Task
 
 pytestmark = pytest.mark.inprocess
@@ -39,7 +39,7 @@ CASES = [
 @pytest.mark.thorough
 @pytest.mark.parametrize(("trainer", "pieces"), CASES)
 def test_steps_are_those_of_one_device(train, monkeypatch, trainer, pieces):
-    monkeypatch.setattr(asynchronous_steps, "_STEPS_TO_UNROLL_FOR", 1)
+    monkeypatch.setattr(scheduling, "_STEPS_TO_UNROLL_FOR", 1)
     alone, split = both(train, *IDS, "partitioner=fixed_shards", *pieces, f"trainer={trainer}")
     assert split["steps"] == alone["steps"] == {"applied": 16, "scheduled": 16, "repeated": 0}
     for name, value in alone["metrics"].items():
@@ -93,15 +93,15 @@ def test_only_workers_have_gpus_and_on_one_machine_each_has_its_own(tmp_path):
     assert servers.devices("ps", 2) == servers.devices("ps", None) == {"GPU": 0}
     assert servers.devices("worker", None) == {}
     tasks = [Task("chief", 0), Task("ps", 0), Task("worker", 0), Task("worker", 1)]
-    seen = [gpus.of_task(task, tasks, ["3", "5", "6", "7"]).get("CUDA_VISIBLE_DEVICES") for task in tasks]
+    seen = [topology.gpus_of_task(task, tasks, ["3", "5", "6", "7"]).get("CUDA_VISIBLE_DEVICES") for task in tasks]
     assert seen == ["-1", "-1", "3,5", "6,7"]
-    assert [gpus.of_task(task, tasks, ["0"]) for task in tasks] == [{"CUDA_VISIBLE_DEVICES": "-1"}] * 4
-    assert gpus.of_task(tasks[2], tasks, []) == {}
-    assert gpus.of_task(tasks[2], [Task("chief", 0), Task("worker", 0)], ["0"]) == {}  # synchronous: NCCL's to share
+    assert [topology.gpus_of_task(task, tasks, ["0"]) for task in tasks] == [{"CUDA_VISIBLE_DEVICES": "-1"}] * 4
+    assert topology.gpus_of_task(tasks[2], tasks, []) == {}
+    synchronous = [Task("chief", 0), Task("worker", 0)]  # NCCL shares the GPUs
+    assert topology.gpus_of_task(tasks[2], synchronous, ["0"]) == {}
     for name in ("nvidia0", "nvidia10", "nvidia2", "nvidiactl", "null"):
         (tmp_path / name).touch()
-    assert gpus.here({}, tmp_path) == ["0", "2", "10"]
-    assert gpus.here({"CUDA_VISIBLE_DEVICES": "4, 5"}, tmp_path) == ["4", "5"]
-    assert (
-        gpus.here({"CUDA_VISIBLE_DEVICES": "-1"}, tmp_path) == gpus.here({"CUDA_VISIBLE_DEVICES": ""}, tmp_path) == []
-    )
+    assert topology.gpus_here({}, tmp_path) == ["0", "2", "10"]
+    assert topology.gpus_here({"CUDA_VISIBLE_DEVICES": "4, 5"}, tmp_path) == ["4", "5"]
+    assert topology.gpus_here({"CUDA_VISIBLE_DEVICES": "-1"}, tmp_path) == []
+    assert topology.gpus_here({"CUDA_VISIBLE_DEVICES": ""}, tmp_path) == []

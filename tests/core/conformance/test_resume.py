@@ -16,8 +16,8 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 from support import STEPS, many_epochs, raw_config
 
-from psrun.cli import hydra_app
-from psrun.config import arguments as arguments_of_a_run
+from psrun.cli import command_line
+from psrun.config import groups
 from psrun.config.run_config import FROM_DATA
 from psrun.errors import ConfigError, ExitCode, Problem
 from psrun.results.recorded_config import _merged, as_recorded
@@ -41,13 +41,13 @@ def test_recorded_overrides_hold_unless_new_ones_replace_them(tmp_path):
     folder = recorded(
         tmp_path / "a run", "cluster=local", "cluster.num_workers=3", "+model.x=1", "trainer.epochs=2", "seed=7"
     )
-    composed = hydra_app.composed([f"resume='{folder}'", "cluster=none", "trainer.epochs=5"])
+    composed = command_line.composed([f"resume='{folder}'", "cluster=none", "trainer.epochs=5"])
     assert composed.hydra.overrides.task == [
         "cluster=none", "trainer.epochs=5", f"resume='{folder}'", "+model.x=1", "seed=7"
     ]  # fmt: skip
     assert composed.hydra.overrides.hydra == [f"hydra.run.dir='{folder}'"]
     assert (composed.seed, composed.model.x, composed.cluster.kind) == (7, 1, "none")
-    assert hydra_app.composed(["seed=3"]).hydra.overrides.task == ["seed=3"]
+    assert command_line.composed(["seed=3"]).hydra.overrides.task == ["seed=3"]
 
 
 @pytest.mark.parametrize("mode", ["train", "predict", "evaluate"])
@@ -66,7 +66,7 @@ def test_a_run_that_may_only_be_read_is_reported(tmp_path, mode):
 
 def test_options_may_stand_anywhere():
     given = ["seed=1", "--config-dir", "own", "-m", "model=mine,dense", "--cfg", "job", "+x=1"]
-    assert arguments_of_a_run.options_first(given) == [
+    assert groups.options_first(given) == [
         "--config-dir", "own", "-m", "--cfg", "job", "seed=1", "model=mine,dense", "+x=1"
     ]  # fmt: skip
 
@@ -78,13 +78,13 @@ def test_options_may_stand_anywhere():
 def test_what_cannot_be_resumed_is_reported(tmp_path, arguments, message):
     folder = recorded(tmp_path / "run")
     with pytest.raises(ConfigError, match=message):
-        hydra_app.composed([argument.format(folder) for argument in arguments])
+        command_line.composed([argument.format(folder) for argument in arguments])
 
 
 RECORDED = """
 seed: 7
 model: {_target_: mine.model, width: 4, depth: 1}
-data: {_target_: psrun.data.features.HeroFeatures, global_batch_size: 32}
+data: {_target_: psrun.data.datasets.HeroFeatures, global_batch_size: 32}
 cluster: {kind: local, num_workers: 3, num_ps: 2}
 trainer: {kind: fit, epochs: 2}
 evaluation: {kind: direct, every: 5}
@@ -108,7 +108,7 @@ def test_what_was_recorded_holds_whatever_the_files_contain_today(tmp_path):
         "mode": "train",
         "seed": 7,
         "model": {"_target_": "mine.model", "width": 4, "new": True},
-        "data": {"_target_": "psrun.data.features.HeroFeatures", "global_batch_size": 64},
+        "data": {"_target_": "psrun.data.datasets.HeroFeatures", "global_batch_size": 64},
         "cluster": {"kind": "none"},
         "trainer": {"kind": "fit", "epochs": 9, "folder": f"{tmp_path}/x"},
         "evaluation": {"kind": "direct", "every": 5},
@@ -133,8 +133,8 @@ def test_keys_set_now_and_keys_that_refer_to_them_win(here, refers, there, now, 
 
 
 OWN = {
-    "model/mine": "_target_: psrun.models.embedding.embedding\nembedding_dim: 5\nnote: ${seed}\nunwanted: {width: 3}\n",
-    "data/mine": "_target_: psrun.data.features.HeroFeatures\nglobal_batch_size: 32\n"
+    "model/mine": "_target_: psrun.models.model.embedding\nembedding_dim: 5\nnote: ${seed}\nunwanted: {width: 3}\n",
+    "data/mine": "_target_: psrun.data.datasets.HeroFeatures\nglobal_batch_size: 32\n"
     "num_train_examples: 500\nnum_eval_examples: 7\n",
     "cluster/here": "kind: local\nnum_workers: 3\nnum_ps: 1\n",
     "experiment/tried": "# @package _global_\ndefaults:\n  - override /model: mine\n  - override /data: mine\n"
@@ -163,7 +163,7 @@ class Composed:
         ConfigStore.instance().repo = {
             k: v for k, v in ConfigStore.instance().repo.items() if k not in {name.partition("/")[0] for name in OWN}
         }  # as in another process
-        hydra_app.run(0.0)
+        command_line.run_experiment(0.0)
         return self.raw
 
     def _execute(self, raw: dict[str, Any], path: Path, overrides: list[str], **_: Any) -> ExitCode:
@@ -341,11 +341,11 @@ def test_a_run_that_is_going_on_is_left_alone(psrun, tmp_path):
 )
 def test_trackers_of_a_resumed_run(tmp_path, before, now, names):
     folder = recorded(tmp_path / "run", *before)
-    first = hydra_app.composed(before)
+    first = command_line.composed(before)
     (folder / ".hydra").mkdir()
     (folder / ".hydra" / "hydra.yaml").write_text(OmegaConf.to_yaml(OmegaConf.masked_copy(first, ["hydra"])))
     (folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.masked_copy(first, ["tracker"])))
-    composed = hydra_app.composed([f"resume={folder}", *now])
+    composed = command_line.composed([f"resume={folder}", *now])
     assert sorted(composed.tracker) == sorted(names)
     if "mlflow" in names:
         assert composed.tracker.mlflow.tracking_uri == ("new" if now else "old")

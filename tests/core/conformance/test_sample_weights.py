@@ -8,9 +8,9 @@ import pytest
 import tf_keras
 from sample_weights import Weighted, by_keras, off_by_more, one_output, own_data, two_outputs
 
-from psrun.config import keras_names
+from psrun import metrics
+from psrun.config import rules
 from psrun.errors import ConfigError
-from psrun.metrics import counters
 
 EPOCHS, STEPS = 2, 8
 
@@ -30,7 +30,7 @@ def test_losses_and_metrics_by_output_are_those_of_keras(train):
     expected = by_keras(
         two_outputs(), Weighted(outputs=2), batch_size=16, epochs=EPOCHS, steps=STEPS,
         loss={"click": "binary_crossentropy", "price": tf_keras.losses.Huber(delta=0.5)},
-        weighted_metrics={"click": [counters.AUC(bits=8), "accuracy"], "price": [lambda y, p: off_by_more(y, p, 2.0)]},
+        weighted_metrics={"click": [metrics.AUC(bits=8), "accuracy"], "price": [lambda y, p: off_by_more(y, p, 2.0)]},
     )  # fmt: skip
     renamed = {name.replace("<lambda>", "off_by_more").replace("lambda", "off_by_more") for name in expected}
     assert set(result["metrics"]) == renamed
@@ -73,9 +73,9 @@ def test_a_loss_and_metrics_by_name_take_logits_where_the_model_returns_them(tra
 @pytest.mark.tensorflow
 def test_every_name_of_a_loss_or_metric_is_one_that_keras_takes():
     """Names are read from tf-keras' source; metrics that need arguments are known, too."""
-    assert {"mse", "binary_crossentropy", "Huber"} < keras_names.losses()
-    assert {"AUC", "mae", "Recall", "accuracy"} < keras_names.metrics()
-    assert all(tf_keras.losses.get(name) for name in keras_names.losses())
-    for name in keras_names.metrics() - keras_names.BY_SHAPE:
+    assert {"mse", "binary_crossentropy", "Huber"} < rules.loss_names()
+    assert {"AUC", "mae", "Recall", "accuracy"} < rules.metric_names()
+    assert all(tf_keras.losses.get(name) for name in rules.loss_names())
+    for name in rules.metric_names() - rules.NAMES_BY_SHAPE:
         with contextlib.suppress(TypeError):
             assert tf_keras.metrics.get(name)

@@ -10,9 +10,9 @@ import pytest
 from outcomes import check_equal
 from support import STEPS, variables
 
-from psrun.config import delays
+from psrun.config import choices
+from psrun.results.events import staleness_by_worker
 from psrun.results.run_folder import RunFolder
-from psrun.results.staleness import statistics_by_worker
 
 LATE = ("cluster=none", "consistency=simulated")
 
@@ -61,7 +61,7 @@ def test_a_constant_delay_is_delayed_gradient_descent(train, trainer, options, f
 @pytest.mark.tensorflow
 def test_a_recorded_histogram_is_reproduced_with_the_seed_and_after_a_resume(train, tmp_path):
     recorded = {0: 50, 1: 120, 2: 20, 6: 10}
-    (tmp_path / "run.json").write_text(json.dumps({"staleness": statistics_by_worker({"worker-0": recorded})}))
+    (tmp_path / "run.json").write_text(json.dumps({"staleness": staleness_by_worker({"worker-0": recorded})}))
     num_steps = 400
     pieces = (*delayed.LINEAR, *LATE, "consistency.delay=recorded", "consistency.mean=null",
               f"consistency.run={tmp_path}", f"trainer.steps_per_epoch={num_steps}",
@@ -84,10 +84,10 @@ def test_a_recorded_histogram_is_reproduced_with_the_seed_and_after_a_resume(tra
 
 
 def test_probabilities_have_the_configured_mean():
-    assert delays.probabilities("constant", 2, None) == [0, 0, 1]
-    assert delays.probabilities("uniform", 1.5, None) == [0.25] * 4
-    geometric = delays.probabilities("geometric", 4, None)
+    assert choices.delay_probabilities("constant", 2, None) == [0, 0, 1]
+    assert choices.delay_probabilities("uniform", 1.5, None) == [0.25] * 4
+    geometric = choices.delay_probabilities("geometric", 4, None)
     assert sum(geometric) == pytest.approx(1)
     assert sum(delay * share for delay, share in enumerate(geometric)) == pytest.approx(4, rel=0.02)
     assert geometric[1] / geometric[0] == pytest.approx(0.8)
-    assert delays.probabilities("geometric", 0, None) == [1]
+    assert choices.delay_probabilities("geometric", 0, None) == [1]

@@ -12,18 +12,18 @@ import tensorflow as tf
 import tf_keras
 from embeddings import Basket, baskets
 
-from psrun.checkpoint.logical import LogicalCheckpoint
-from psrun.checkpoint.manifest import Contents
-from psrun.checkpoint.sources import KerasCheckpoints
+from psrun.checkpoint.checkpoints import LogicalCheckpoint
+from psrun.checkpoint.storage import Contents
+from psrun.checkpoint.trained_model import KerasCheckpoints
 from psrun.errors import ConfigError
 from psrun.layers import EmbeddingCollection, Table
-from psrun.layers.layout import StackLayout
-from psrun.layers.stack import first_values, stored_alone
+from psrun.layers.collection import first_values, stored_alone
+from psrun.layers.lookup import StackLayout
 from psrun.optimizers import sparse
 from psrun.optimizers.sparse import SparseAdagrad
-from psrun.program import stacks
+from psrun.program import embeddings
 from psrun.program.compiled_model import decide_lookups
-from psrun.program.stacks import of
+from psrun.program.embeddings import stacks_of
 
 pytestmark = pytest.mark.tensorflow
 
@@ -101,10 +101,10 @@ def excluding(name: str, kind: type = tf_keras.optimizers.AdamW) -> Any:
     ],
 )
 def test_weight_decay_of_some_tables_is_refused_for_stacks(make, refused):
-    stacks.check_storable(_network("a", "b", stack=False), make())
+    embeddings.check_storable(_network("a", "b", stack=False), make())
     network = _network("a", "b", stack=True)
     with pytest.raises(ConfigError, match=r"^optimizer") if refused else contextlib.nullcontext():
-        stacks.check_storable(network, make())
+        embeddings.check_storable(network, make())
 
 
 def _checkpointed(kind: str, stack: bool, rate: Any, steps: int = 0, **options: Any) -> tuple[Any, Any]:
@@ -190,17 +190,17 @@ def test_pooled_features_of_batches_of_other_sizes_are_an_error(compiled):
 
 
 def test_the_tables_in_stacks_are_those_that_share_a_variable():
-    assert stacks.tables_in(_network("a", "b", stack=True)) == {"a/embeddings", "b/embeddings"}
-    assert stacks.tables_in(_network("a", "b", stack=False)) == set()
+    assert embeddings.tables_in(_network("a", "b", stack=True)) == {"a/embeddings", "b/embeddings"}
+    assert embeddings.tables_in(_network("a", "b", stack=False)) == set()
 
 
 def test_no_batch_is_read_once_every_stack_is_decided():
     program: Any = SimpleNamespace(network=_network("a", "b", stack=True), distribution=SimpleNamespace(coordinator=1))
-    (stack,) = of(program.network)
+    (stack,) = stacks_of(program.network)
     stack.deduplicate = True
     assert decide_lookups(program) == []
 
 
 def test_two_collections_with_a_table_of_the_same_name_are_refused():
     with pytest.raises(ConfigError, match="'item'"):
-        stacks.check_storable(baskets(Basket()), tf_keras.optimizers.Adam(0.1))
+        embeddings.check_storable(baskets(Basket()), tf_keras.optimizers.Adam(0.1))

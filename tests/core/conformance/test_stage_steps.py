@@ -12,21 +12,18 @@ import pytest
 import tensorflow as tf
 from support import run_config
 
-from psrun.closures import applied_steps
-from psrun.closures.applied_steps import AppliedSteps
-from psrun.closures.closure import Closure
-from psrun.closures.dense_bundles import DenseBundles
-from psrun.closures.gradient_rounds import GradientRounds
+from psrun.closures import server_updates
 from psrun.closures.input_streams import Stream
-from psrun.closures.row_prefetch import RowPrefetch
+from psrun.closures.measurements import StalenessMeter
+from psrun.closures.server_updates import AppliedSteps, GradientRounds
 from psrun.closures.stage import Stage
-from psrun.closures.staleness_meter import StalenessMeter
-from psrun.closures.worker_local_variables import WorkerLocalVariables
+from psrun.closures.stages import Closure
+from psrun.closures.worker_variables import DenseBundles, RowPrefetch, WorkerLocalVariables
 from psrun.cluster import placement, strategy
-from psrun.data import load
-from psrun.program.build import build, build_state, start_afresh
+from psrun.data import loading
+from psrun.program.build import build_program, build_state, start_afresh
 from psrun.program.compiled_model import metric_variables
-from psrun.tf_internals import optimizers
+from psrun.tf_internals import keras
 
 pytestmark = pytest.mark.inprocess
 
@@ -69,7 +66,7 @@ class OnServers:
                          f"optimizer.learning_rate={RATE}", f"cluster.replicas_per_worker={replicas}")  # fmt: skip
         start_afresh(1)
         distribution = strategy.parameter_servers(spec, run.partitioner, rule, replicas)
-        self.program = build(run, load.load_source(run), distribution)
+        self.program = build_program(run, loading.load_source(run), distribution)
         build_state(self.program)
         self.coordinator = distribution.coordinator
         self.layers = {name: self.program.network.get_layer(f"table_{name}") for name in counting.TABLES}
@@ -80,7 +77,9 @@ class OnServers:
         self.dense.assign([FIRST["steps"]])
 
     def closure(self, *stages: Stage) -> Closure:
-        local = WorkerLocalVariables(metric_variables(self.program), optimizers.counters(self.program.optimizer))
+        local = WorkerLocalVariables(
+            metric_variables(self.program), keras.counters_of_optimizer(self.program.optimizer)
+        )
         return Closure(self.program, Given(), [*stages, local], None, tf.TensorSpec([], tf.int32))
 
     def run(self, closure: Closure, function: Any, ids: np.ndarray, **inputs: Any) -> None:
@@ -138,7 +137,7 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_unrolled_steps_are_those_of_numpy_and_are_counted(cluster_spec, monkeypatch, case):
-    monkeypatch.setattr(applied_steps, "_SETTLED_S", 0.0)
+    monkeypatch.setattr(server_updates, "_SETTLED_S", 0.0)
     pieces, every, histogram = CASES[case]
     ahead = "trainer.prefetch_rows=true" in pieces
     servers = OnServers(cluster_spec[1], *pieces, "partitioner=none", rule=dense_apart)
@@ -189,7 +188,7 @@ def test_a_server_applies_a_step_when_it_has_all_of_its_gradients(cluster_spec):
 
 
 def test_a_step_that_one_server_lacks_is_applied_there_alone(cluster_spec, monkeypatch):
-    monkeypatch.setattr(applied_steps, "_SETTLED_S", 0.0)
+    monkeypatch.setattr(server_updates, "_SETTLED_S", 0.0)
     servers = OnServers(cluster_spec[1], "partitioner=none", rule=dense_apart)
     applied = AppliedSteps(servers.program, most=2, is_plain=True)
     closure = servers.closure(applied)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from psrun.closures import asynchronous_steps, step_profiler
-from psrun.closures.step_profiler import step_time
+from psrun.closures import measurements, scheduling
+from psrun.closures.measurements import step_time
 
 pytestmark = pytest.mark.inprocess
 
-QUICK, SLOW = "data._target_=psrun.data.regression.Regression", "data._target_=slow_steps.Slow"
+QUICK, SLOW = "data._target_=psrun.data.datasets.Regression", "data._target_=slow_steps.Slow"
 LATE = ("trainer.prefetch_rows=true", "trainer.dense_sync_every=2")
 
 
@@ -27,9 +27,9 @@ LATE = ("trainer.prefetch_rows=true", "trainer.dense_sync_every=2")
     ],
 )
 def test_the_bottleneck_is_what_was_made_slow(train, monkeypatch, planted, model, pieces):
-    monkeypatch.setattr(step_profiler, "_EVERY_S", 0.0)
+    monkeypatch.setattr(measurements, "_EVERY_S", 0.0)
     if pieces[1:] != ("trainer.steps_per_execution=1",) and "trainer=fit" not in pieces:  # written out
-        monkeypatch.setattr(asynchronous_steps, "_STEPS_TO_UNROLL_FOR", 1)
+        monkeypatch.setattr(scheduling, "_STEPS_TO_UNROLL_FOR", 1)
     result, _ = train(
         "model=dense", "~model.hidden_units", f"model._target_=slow_steps.{model}", "data.global_batch_size=8",
         "optimizer=sgd", "evaluation=none", *pieces,
@@ -48,7 +48,7 @@ def longest(step_time: dict) -> str:
 
 @pytest.mark.thorough
 def test_the_time_of_the_first_batch_counts_as_time_to_the_first_step(train, monkeypatch):
-    monkeypatch.setattr(step_profiler, "_EVERY_S", 0.0)
+    monkeypatch.setattr(measurements, "_EVERY_S", 0.0)
     result, _ = train(
         "model=dense", "~model.hidden_units", "model._target_=slow_steps.quick", "data._target_=slow_steps.LateFirst",
         "data.visitation=once", "data.global_batch_size=8", "optimizer=sgd", "evaluation=none",

@@ -7,8 +7,8 @@ import pytest
 from outcomes import check_same, events
 from support import STEPS, TABLED, variables
 
-from psrun.closures import asynchronous_steps
-from psrun.closures.asynchronous_steps import length_after, length_for
+from psrun.closures import scheduling
+from psrun.closures.scheduling import length_after, length_for
 
 pytestmark = pytest.mark.inprocess
 
@@ -89,7 +89,7 @@ def test_a_metric_that_branches_and_assigns_counts_every_example(train, unrolled
 @pytest.mark.thorough
 @pytest.mark.parametrize(("slow_s", "unrolled"), [(0.0, 0), (1e9, 1)])
 def test_slow_steps_are_not_unrolled(train, monkeypatch, traced, slow_s, unrolled):
-    monkeypatch.setattr(asynchronous_steps, "_SLOW_STEP_S", slow_s)
+    monkeypatch.setattr(scheduling, "_SLOW_STEP_S", slow_s)
     result, _ = train("trainer.epochs=3", "evaluation=none", "checkpoint=none", num_workers=1)
     assert result["steps"]["applied"] == 3 * STEPS
     assert [num_steps for _, num_steps in traced] == [None] + [3] * unrolled
@@ -141,7 +141,7 @@ def test_weights_with_constraints_in_loops_and_in_branches_train_as_in_one_proce
 @pytest.mark.thorough
 def test_a_number_chosen_at_the_end_of_an_epoch_holds_in_the_next(train, monkeypatch):
     """Keras puts back the number that it had before the last, shorter execution of an epoch."""
-    monkeypatch.setattr(asynchronous_steps, "length_for", lambda step_s, steps_per_epoch, num_workers: 4)
+    monkeypatch.setattr(scheduling, "length_for", lambda step_s, steps_per_epoch, num_workers: 4)
     result, _ = train(
         "trainer=fit",
         "trainer.steps_per_execution=auto",

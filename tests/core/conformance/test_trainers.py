@@ -22,12 +22,12 @@ from outcomes import check_equal, events, of_model
 from sample_weights import NUM_EVAL, Weighted, own_data
 from support import SMALL, STEPS, run_config, variables
 
+from psrun import metrics
 from psrun.checkpoint.checkpoints import Checkpoints
-from psrun.checkpoint.store import Store
+from psrun.checkpoint.storage import Store
 from psrun.cluster import strategy
-from psrun.data.features import HeroFeatures
+from psrun.data.datasets import HeroFeatures
 from psrun.errors import DataExhaustedError, NonFiniteLossError, TaskLostError, TrainingError
-from psrun.metrics import counters
 from psrun.results.run_folder import RunFolder
 
 EPOCHS, EPOCH = 2, 8  # steps of an epoch of `own_data`, in executions of 4
@@ -121,13 +121,13 @@ def by_keras(tmp_path_factory) -> Callable[..., tuple[Mapping[str, float], Mappi
 
 def trained_by_keras(folder: Path, optimizer: str, l2: float) -> tuple[Mapping[str, float], Mapping[str, np.ndarray]]:
     network, made = sample_weights.one_output(l2=l2), OPTIMIZERS[optimizer]()
-    metrics = sample_weights.by_keras(
+    measured = sample_weights.by_keras(
         network, Weighted(), batch_size=16, epochs=EPOCHS, steps=EPOCH, loss="binary_crossentropy", optimizer=made,
         weighted_metrics=[
-            counters.AUC(bits=8), counters.AUC("finer"), tf_keras.metrics.BinaryAccuracy(name="accuracy"),
+            metrics.AUC(bits=8), metrics.AUC("finer"), tf_keras.metrics.BinaryAccuracy(name="accuracy"),
         ],
     )  # fmt: skip
-    return metrics, of_model(
+    return measured, of_model(
         tf.train.Checkpoint(model=network, optimizer=made).write(str(folder / f"{optimizer}-{l2}"))
     )
 

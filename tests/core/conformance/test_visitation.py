@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from outcomes import events
 
-from psrun.checkpoint import manifest
-from psrun.checkpoint.store import Store
-from psrun.closures import asynchronous_steps
+from psrun.checkpoint import storage
+from psrun.checkpoint.storage import Store
+from psrun.closures import scheduling
 from psrun.results.run_folder import RunFolder
 
 pytestmark = pytest.mark.inprocess
@@ -32,7 +32,7 @@ COUNTED = (
 )
 def test_each_example_of_an_epoch_is_trained_on_once(train, monkeypatch, trainer, num_workers, unrolled):
     """200 examples in batches of 16: the last one of a pass is smaller."""
-    monkeypatch.setattr(asynchronous_steps, "_STEPS_TO_UNROLL_FOR", 1 if unrolled else 4000)
+    monkeypatch.setattr(scheduling, "_STEPS_TO_UNROLL_FOR", 1 if unrolled else 4000)
     pieces = counting.arguments(f"trainer={trainer}", "trainer.epochs=3", examples=EXAMPLES, batch=16)
     result, folder = train(*pieces, num_workers=num_workers)
     assert result["steps"]["applied"] == 3 * 13
@@ -102,5 +102,5 @@ def cut_short(folder: RunFolder, steps: int) -> None:
     """Makes the whole epoch that a run did the beginning of a longer one."""
     store = Store(folder.checkpoints)
     prefix = str(store.prefix(store.steps()[-1]))
-    held = manifest.read(prefix)
-    manifest.write(prefix, replace(held, position=replace(held.position, epochs=0, steps=steps)))
+    held = storage.read_manifest(prefix)
+    storage.write_manifest(prefix, replace(held, position=replace(held.position, epochs=0, steps=steps)))

@@ -19,21 +19,20 @@ import yaml
 from plain_config import plain_config, put
 from support import REPOSITORY, run_config, stated
 
-from psrun.checkpoint.manifest import Contents
-from psrun.cli import dispatch, hydra_app, init
-from psrun.cluster import partitioners, placement
+from psrun.checkpoint.storage import Contents
+from psrun.cli import command_line, init
+from psrun.cluster import placement, strategy
 from psrun.cluster.placement import Placed
-from psrun.config import compose, overrides, parse, targets, topology
+from psrun.config import composition, parse, targets, topology
 from psrun.config.groups import CONF
 from psrun.config.topology import Task
-from psrun.data.fashion_mnist import FashionMnist
-from psrun.data.regression import Regression
+from psrun.data.datasets import FashionMnist, Regression
 from psrun.errors import ConfigError, Problem
-from psrun.launch.restart_policy import RestartPolicy
+from psrun.launch.losses import RestartPolicy
 from psrun.layers import Embedding, EmbeddingCollection, Table
 from psrun.models.model import Model
 from psrun.optimizers import sparse
-from psrun.program import output_widths
+from psrun.program import objective
 from psrun.program.make_optimizer import make_optimizer
 from psrun.results.run_folder import RunFolder
 
@@ -89,9 +88,9 @@ VALUES: dict[str, list[Any]] = {
     "trainer.epochs": ["aut", 0, None],
     "trainer.run_eagerly": [True],
     "cluster.slow_workers": [{2: 0.1}, {1: -0.1}, "all"],
-    "model._target_": ["psrun.models.embedding.embeding", "no_such_module.model", 3, "mine.py:model", "json"],
+    "model._target_": ["psrun.models.model.embeding", "no_such_module.model", 3, "mine.py:model", "json"],
     "model.loss_weights": [[1]],
-    "data": [{"_target_": "psrun.data.features.HeroFeatures"}],
+    "data": [{"_target_": "psrun.data.datasets.HeroFeatures"}],
     "data.global_batch_size": ["atuo", 0],
     "data.label_vocabulary": ["yes", ["a"], ["a", "a"], ["a", 1]],
     "optimizer.learning_rate": [-1, float("nan"), "fast", True, None, {"decay": 0.9}, [0.1, 0.2], "???"],
@@ -160,7 +159,7 @@ def written(path: Path, content: bytes) -> None:
 
 @pytest.mark.parametrize("argument", ARGUMENTS)
 def test_an_argument(snapshot, argument):
-    (problem,) = overrides.problems([argument], sweeps=False).values()
+    (problem,) = composition.problems_of_arguments([argument], sweeps=False).values()
     assert str(problem) == snapshot
 
 
@@ -168,20 +167,20 @@ def test_an_argument(snapshot, argument):
 def test_a_command_line(monkeypatch, tmp_path, line, says):
     (tmp_path / "afile").touch()
     monkeypatch.setattr("sys.argv", ["psrun", *line.split()])
-    says(dispatch._dispatch, 0.0)
+    says(command_line._dispatch, 0.0)
 
 
 @pytest.mark.parametrize("case", COMPOSED)
 def test_all_mistakes_at_once(monkeypatch, case, says):
     monkeypatch.setattr("sys.argv", ["psrun", "hydra.run.dir=run", *COMPOSED[case]])
-    says(hydra_app.run, 0.0)
+    says(command_line.run_experiment, 0.0)
 
 
 @pytest.mark.parametrize("case", FILES)
 def test_a_file(snapshot, tmp_path, case):
     group, content = FILES[case]
     written(tmp_path / "own" / group / "mine.yaml", content)
-    (problem,) = overrides.problems(["--config-dir", "own", f"{group}=mine"], sweeps=False).values()
+    (problem,) = composition.problems_of_arguments(["--config-dir", "own", f"{group}=mine"], sweeps=False).values()
     assert stated(ConfigError([problem]), tmp=tmp_path) == snapshot
 
 
@@ -189,7 +188,7 @@ def test_a_file(snapshot, tmp_path, case):
 def test_a_place(snapshot, tmp_path, case):
     name, arguments = PLACES[case]
     written(tmp_path / name, b"metric: auc\n")
-    (problem,) = compose.all_problems(["--config-dir", "own", *arguments])
+    (problem,) = composition.all_problems(["--config-dir", "own", *arguments])
     assert stated(ConfigError([problem]), tmp=tmp_path, conf=CONF) == snapshot
 
 
@@ -306,7 +305,7 @@ def of(value):
 def test_a_partitioner(tmp_path, says):
     written(tmp_path / "cutting.py", CUTTING.encode())
     run = run_config("partitioner=custom", "partitioner._target_=cutting.of", "+partitioner.value=[2,2]")
-    says(partitioners.make(run.partitioner), shape=tf.TensorShape([8, 20]), dtype=tf.float32)
+    says(strategy.make_partitioner(run.partitioner), shape=tf.TensorShape([8, 20]), dtype=tf.float32)
 
 
 @pytest.mark.parametrize("name", ["with_averages", "nothing", "Legacy"])
@@ -319,7 +318,7 @@ def test_predictions_of_too_few_classes(says):
     source.task = "multiclass"
     source.num_classes = 10
     predicted, label = (tf.TensorSpec((None, width), tf.float32) for width in (3, 1))
-    says(output_widths.check, predicted, label, Model(tf_keras.Sequential()), source)
+    says(objective.check_widths, predicted, label, Model(tf_keras.Sequential()), source)
 
 
 # -- what the program shows

@@ -25,22 +25,10 @@ from tensorflow.python.framework import kernels
 from psrun.cluster import strategy
 from psrun.cluster.probe import ServerStatus, statuses
 from psrun.config import choices
-from psrun.tf_internals import (
-    checkpoints,
-    closure_queue,
-    cluster,
-    datasets,
-    keras,
-    messages,
-    modules,
-    optimizers,
-    profiler,
-    tracing,
-)
-from psrun.tf_internals.closure_queue import ClosureQueue
-from psrun.tf_internals.lost_workers import FailureHandler
-from psrun.tf_internals.required import require
-from psrun.tf_internals.variables import takes_scattered
+from psrun.tf_internals import checkpoints, coordinator, keras, messages, modules, profiler, strategies, tracing
+from psrun.tf_internals.coordinator import ClosureQueue, FailureHandler
+from psrun.tf_internals.names import require
+from psrun.tf_internals.strategies import takes_scattered
 
 pytestmark = pytest.mark.tensorflow
 inprocess = pytest.mark.inprocess
@@ -72,9 +60,9 @@ def test_the_files_that_autograph_wrote_are_removed(tmp_path, monkeypatch):
 def test_the_files_of_a_process_that_was_killed_are_removed_by_the_next_one(tmp_path):
     code = """
 import os, sys
-from psrun.tf_internals import generated_files
+from psrun.tf_internals import modules
 from tensorflow.python.autograph.pyct import loader
-generated_files.keep_together()
+modules.keep_generated_files_together()
 def write():
     loader.load_source("x = 1", delete_on_exit=True)
     return sorted(os.listdir(os.environ["TMPDIR"]))
@@ -85,9 +73,9 @@ os.wait()
 (killed,) = os.listdir(os.environ["TMPDIR"])
 (own,) = write()
 assert killed != own
-generated_files.remove_abandoned()
+modules.remove_abandoned_folders()
 assert os.listdir(os.environ["TMPDIR"]) == [own]
-generated_files.remove_own()
+modules.remove_generated_folder()
 os._exit(len(os.listdir(os.environ["TMPDIR"])))
 """
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
@@ -137,7 +125,7 @@ def test_a_chief_imports_modules_that_it_rarely_uses_only_when_they_are_used(tmp
         "from psrun import process; process.prepare()\n"
         "from psrun.roles import table\n"
         "from psrun.tf_internals import modules\n"
-        "table.import_role('coordinator')\n"
+        "table.import_role('chief')\n"
         "import sys, numpy as np, tf_keras\n"
         "found = [name for name in modules._RARELY_USED if name in sys.modules]\n"
         "print([name for name in modules._RARELY_USED if name not in found])\n"
@@ -199,7 +187,7 @@ def test_a_server_imports_tensorflow_whole_where_it_has_plug_ins(tmp_path, monke
 
 
 def test_an_optimizer_with_slots_of_its_own_keeps_keras_from_making_any():
-    class Own(optimizers.SlotOptimizer, tf_keras.optimizers.Adagrad):
+    class Own(keras.SlotOptimizer, tf_keras.optimizers.Adagrad):
         pass
 
     optimizer, variables = Own(0.1), [tf.Variable([1.0]), tf.Variable([2.0])]
@@ -208,7 +196,7 @@ def test_an_optimizer_with_slots_of_its_own_keeps_keras_from_making_any():
     optimizer.slots_made()
     optimizer.build(variables)
     assert optimizer.has_slots
-    assert not hasattr(optimizer, optimizers.ADAGRAD_ACCUMULATORS)
+    assert not hasattr(optimizer, keras.ADAGRAD_ACCUMULATORS)
     assert [optimizer.slot_index(each) for each in variables] == [0, 1]
     assert optimizer.variable_key(variables[0]) != optimizer.variable_key(variables[1])
     with pytest.raises(KeyError):
@@ -237,7 +225,7 @@ SCALED = tf_keras.mixed_precision.LossScaleOptimizer
 def test_counters_of_an_optimizer_are_its_steps_and_its_learning_rate(make):
     optimizer = make()
     optimizer.build([tf.Variable(1.0)])
-    iterations, rate = optimizers.counters(optimizer)
+    iterations, rate = keras.counters_of_optimizer(optimizer)
     assert iterations is optimizer.iterations
     assert float(rate) == pytest.approx(0.1)
 
@@ -267,9 +255,9 @@ def test_the_graphs_of_functions_and_of_branches_are_reported_apart():
 
 
 def test_the_options_of_servers_and_the_names_of_tables_can_be_set():
-    cluster.disable_thread_spinning()
+    strategies.disable_thread_spinning()
     assert context.context().config.experimental.disable_thread_spinning
-    cluster.name_tables_uniquely()
+    strategies.name_tables_uniquely()
     tables = [tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(["a"], [1]), -1) for _ in range(2)]
     assert len({table._shared_name for table in tables}) == 2
 
@@ -300,13 +288,13 @@ def test_aggregation_is_skipped_also_by_an_optimizer_that_passes_options_on(take
     names: dict[str, object] = {}
     exec(f"def apply_gradients(self, grads_and_vars{takes}): pass", names)
     own = type("Own", (tf_keras.optimizers.SGD,), {"apply_gradients": names["apply_gradients"]})()
-    assert optimizers.without_aggregation(own) == ({"skip_gradients_aggregation": True} if skips else {})
-    assert optimizers.without_aggregation(tf_keras.optimizers.SGD())
+    assert keras.without_aggregation(own) == ({"skip_gradients_aggregation": True} if skips else {})
+    assert keras.without_aggregation(tf_keras.optimizers.SGD())
 
 
 def test_a_queue_has_its_state_before_the_threads_of_workers_call_its_methods(monkeypatch):
     states: list[dict[str, object]] = []
-    monkeypatch.setattr(closure_queue, "replace", lambda owner, name, around: states.append(dict(vars(owner))))
+    monkeypatch.setattr(coordinator, "replace", lambda owner, name, around: states.append(dict(vars(owner))))
     queue = cluster_coordinator._CoordinatedClosureQueue()
     ClosureQueue.of(SimpleNamespace(_cluster=SimpleNamespace(closure_queue=queue, workers=[])))
     (state,) = states
@@ -367,14 +355,14 @@ def test_a_coordinator_waits_for_workers_by_the_method_that_is_replaced(cluster_
         handler.wait_on_failure(**waiting, on_recovery_fn=lambda: called.append("recovered"))
     assert called == ["recovered", "transient", "recovered"]
     iterator = iter(coordinator.create_per_worker_dataset(lambda: tf.data.Dataset.range(4).batch(2, True)))
-    assert cluster.iterator_spec(iterator) == tf.data.IteratorSpec(spec)
+    assert strategies.iterator_spec(iterator) == tf.data.IteratorSpec(spec)
 
 
 @inprocess
 def test_the_incarnation_distinguishes_servers(cluster_spec):
     addresses = dict(enumerate(cluster_spec[2].job_tasks("worker")))
     nowhere = f"localhost:{portpicker.pick_unused_port()}"
-    ask = {"timeout_s": 10.0, "incarnation": cluster.incarnation}
+    ask = {"timeout_s": 10.0, "incarnation": strategies.incarnation}
     first, again = (statuses({**addresses, "nowhere": nowhere}, **ask) for _ in range(2))
     assert first == again
     assert first["nowhere"] == ServerStatus(answers=False, refused=True)
@@ -474,13 +462,13 @@ def test_files_are_shared_out_and_the_message_about_too_few_is_understood(tmp_pa
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.FILE
     lines = lines.with_options(options)
-    assert [line.numpy() for line in datasets.share_files(lines, 2)] == [b"a"]
+    assert [line.numpy() for line in strategies.share_files(lines, 2)] == [b"a"]
     with pytest.raises(tf.errors.InvalidArgumentError) as raised:
-        next(iter(datasets.share_files(lines, 3)))
+        next(iter(strategies.share_files(lines, 3)))
     assert messages.workers_short_of_files(str(raised.value)) == 3
     assert messages.workers_short_of_files("something else") is None
     with pytest.raises(tf.errors.NotFoundError):
-        datasets.share_files(tf.data.Dataset.range(3).with_options(options), 2)
+        strategies.share_files(tf.data.Dataset.range(3).with_options(options), 2)
 
 
 @pytest.mark.parametrize("kind", [tf_keras.optimizers.Adam, tf_keras.optimizers.legacy.Adam])

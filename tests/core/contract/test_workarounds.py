@@ -51,7 +51,7 @@ def test_lazy_modules_of_python_are_loaded_by_a_second_import_or_by_autograph(tm
 
 
 def test_hydra_searches_config_dir_after_the_files_of_the_program(tmp_path, monkeypatch, capsys):
-    """psrun.config.compose lets the files of --config-dir come first."""
+    """psrun.config.composition lets the files of --config-dir come first."""
     for folder, port in (("program", 1), ("own", 2)):
         (tmp_path / folder / "db").mkdir(parents=True)
         (tmp_path / folder / "db" / "mysql.yaml").write_text(f"port: {port}\n")
@@ -89,7 +89,7 @@ def test_a_mapping_merged_into_a_list_is_pythons_type_error_in_omegaconf_2_4():
 
 @pytest.mark.tensorflow
 def test_tensorflow_reads_no_checkpoint_in_a_folder_with_brackets(tmp_path):
-    """psrun.checkpoint.literal_paths reads through links; psrun.checkpoint.export warns."""
+    """psrun.checkpoint.checkpoints reads through links; psrun.checkpoint.trained_model warns."""
     import tensorflow as tf
 
     checkpoint = tf.train.Checkpoint(v=tf.Variable(1.0))
@@ -102,7 +102,7 @@ def test_tensorflow_reads_no_checkpoint_in_a_folder_with_brackets(tmp_path):
 
 @pytest.mark.inprocess
 def test_a_branch_of_a_step_cannot_look_up_in_a_table(cluster_spec, monkeypatch):
-    """psrun.tf_internals.cluster: let_branches_look_up."""
+    """psrun.tf_internals.strategies: let_branches_look_up."""
     import tensorflow as tf
     from tensorflow.python.distribute.ps_values import DistributedTable
 
@@ -181,7 +181,7 @@ def _catches_sigterm(pid: int) -> bool:
 
 @pytest.mark.tensorflow
 def test_keras_lists_the_table_of_an_adapted_lookup_among_the_variables():
-    """psrun.tf_internals.variables.variables_of leaves it out."""
+    """psrun.tf_internals.strategies.variables_of leaves it out."""
     import tensorflow as tf
     import tf_keras
 

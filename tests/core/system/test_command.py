@@ -12,7 +12,7 @@ import pytest
 from support import HARNESS, REPOSITORY, STEPS, many_epochs
 
 from psrun import __version__
-from psrun.cli import commands
+from psrun.cli import command_line
 from psrun.errors import ConfigError, ExitCode
 
 pytestmark = pytest.mark.command
@@ -93,7 +93,7 @@ def test_version_and_help_take_no_tensorflow(psrun, tmp_path):
     assert max(map(len, lines)) <= 80
     assert len([line for line in lines if line.startswith("  psrun ")]) == 5  # to copy
     groups = {path.name for path in (REPOSITORY / "conf").iterdir() if path.is_dir() and path.name.isalpha()}
-    assert groups | set(commands.words()) <= set(shown.replace(";", " ").split())
+    assert groups | set(command_line.command_words()) <= set(shown.replace(";", " ").split())
 
 
 def test_all_mistakes_are_reported_at_once_with_exit_code_2(psrun):

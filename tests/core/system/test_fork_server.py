@@ -243,7 +243,7 @@ def test_a_process_whose_environment_differs_starts_alone(owner):
     wait_until(lambda: psutil.Process(pid).environ().get("TF_ENABLE_ONEDNN_OPTS") == "0", "environment")
 
 
-@pytest.mark.parametrize("module", [pytest.param("psrun", marks=pytest.mark.thorough), "psrun.roles.replica"])
+@pytest.mark.parametrize("module", [pytest.param("psrun", marks=pytest.mark.thorough), "psrun.roles.chief"])
 def test_a_thread_in_the_server_ends_forking(owner, monkeypatch, module):
     """A module that starts one is on the path, as a plug-in of TensorFlow may be, or one that runs at the start."""
     (owner.root / "site").mkdir()

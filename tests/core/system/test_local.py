@@ -101,7 +101,7 @@ def test_a_parameter_server_is_killed_then_the_chief_hangs(start):
 
 STALLS = """
 import tensorflow as tf
-from psrun.data.regression import Regression
+from psrun.data.datasets import Regression
 class Stalls(Regression):
     def train(self, *, batch_size, seed):
         def read(index, batch):  # of a named pipe that nobody writes to

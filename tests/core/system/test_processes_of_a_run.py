@@ -68,8 +68,8 @@ def test_a_process_has_no_threads_when_it_is_isolated(tmp_path):
     """For users other than root, Linux isolates only a process with one thread."""
     code = (
         "import os, sys\n"
-        "from psrun.cluster import isolation\n"
-        "isolation.isolate = lambda: f'{len(os.listdir(\"/proc/self/task\"))} threads'\n"
+        "from psrun import process\n"
+        "process.isolate = lambda: f'{len(os.listdir(\"/proc/self/task\"))} threads'\n"
         "from psrun.cli.main import main\n"
         "main()\n"
     )

@@ -78,7 +78,7 @@ def test_each_example_is_applied_once_an_epoch_whatever_is_killed(start):
 
 SLOW = """
 import time
-from psrun.data.regression import Regression
+from psrun.data.datasets import Regression
 class Slow(Regression):
     def __init__(self, *, tell, **options):
         for second in range({seconds}):

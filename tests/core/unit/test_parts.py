@@ -12,8 +12,8 @@ from plain_config import loaded, plain_config
 from support import HARNESS
 
 from psrun import parts
-from psrun.cli import dispatch
-from psrun.config import parse
+from psrun.cli import command_line
+from psrun.config import parse, targets
 from psrun.errors import ConfigError
 from psrun.results import recorded_config
 
@@ -39,7 +39,7 @@ def alone(monkeypatch, tmp_path):
 def test_a_command_of_a_missing_part_is_refused_with_its_name(alone, monkeypatch, arguments, named):
     monkeypatch.setattr(sys, "argv", ["psrun", *arguments])
     with pytest.raises(ConfigError) as raised:
-        dispatch._dispatch(time.time())
+        command_line._dispatch(time.time())
     assert named in str(raised.value)
 
 
@@ -75,6 +75,21 @@ def test_a_recorded_module_has_the_name_of_today(monkeypatch, tmp_path):
             "hooks": [{"_target_": "psrun.new.hook"}, {"_target_": "mine.hook"}],
         }
     }
+
+
+@pytest.mark.parametrize(
+    ("recorded", "option"),
+    [
+        ("psrun.data.fashion_mnist.FashionMnist", "path"),
+        ("psrun.data.features.HeroFeatures", "num_train_examples"),
+        ("psrun.data.regression.Regression", "noise"),
+        ("psrun.models.cnn.cnn", "filters"),
+        ("psrun.models.dense.dense", "hidden_units"),
+        ("psrun.models.embedding.embedding", "embedding_dim"),
+    ],
+)
+def test_a_recorded_model_or_data_source_of_the_core_is_found(recorded, option):
+    assert option in targets.parameters_of(parts.name_of_today(recorded))
 
 
 def test_a_cluster_whose_part_is_missing_is_the_only_problem(alone):

@@ -17,7 +17,7 @@ from support import run_config, stated
 from psrun.engines import ray as ray_engine
 from psrun.engines import submit
 from psrun.errors import PsrunError
-from psrun.roles import task_assignment
+from psrun.roles import table
 
 JOB = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_JOB_NODELIST": "n[0-3]", "SLURM_TASKS_PER_NODE": "2,1(x3)"}
 POD = {"PSRUN_JOB": "worker", "JOB_COMPLETION_INDEX": "0"}
@@ -85,7 +85,7 @@ def test_what_cannot_be_configured(overrides, says):
 @pytest.mark.parametrize(("cluster", "environment"), STARTED.values(), ids=STARTED)
 def test_a_process_that_is_no_task(cluster, environment, says):
     run = run_config(f"cluster={cluster}", *(["kubernetes.name=run-1"] if cluster == "kubernetes" else []))
-    says(task_assignment.identify, run, environment)
+    says(table.identify, run, environment)
 
 
 def test_ray_that_is_not_installed(monkeypatch, says):

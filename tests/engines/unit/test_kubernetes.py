@@ -20,7 +20,7 @@ from psrun.engines.kubernetes.checks import quantity
 from psrun.engines.kubernetes.settings import KubernetesKeys
 from psrun.engines.kubernetes.submission import kubectl_commands
 from psrun.errors import ExitCode
-from psrun.roles import task_assignment
+from psrun.roles import table
 
 EVERYTHING = ("cluster.num_workers=3", "evaluation=sidecar")
 
@@ -91,7 +91,7 @@ def test_every_task_is_a_pod_and_finds_itself(objects):
     for pod in task_pods:
         arguments = [each for each in pod.container["args"] if not each.startswith("hydra.run.dir=")]
         run = parse.load(raw_config(*arguments))
-        me = task_assignment.identify(run, pod.environment)
+        me = table.identify(run, pod.environment)
         assert me.topology.me == Task(pod.job, pod.index)
         listed = {f"{each.host}:2222": Task(each.job, each.index) for each in task_pods if each.job != "evaluator"}
         assert {where: task for task, where in me.topology.addresses.items()} == listed

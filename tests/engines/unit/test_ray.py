@@ -12,15 +12,15 @@ from psrun.config.topology import Task
 from psrun.engines.ray.choice import Ray
 from psrun.errors import ClusterError, Interrupted
 from psrun.process import SUPERVISOR_PID
-from psrun.roles import task_assignment
+from psrun.roles import table
 from psrun.runs.sweeps import jobs as sweep_jobs
 
 
 def test_the_started_process_drives_and_the_others_are_tasks(monkeypatch):
     run = run_config("cluster=ray")
-    assert task_assignment.identify(run, {}).role == "supervisor"
+    assert table.identify(run, {}).role == "supervisor"
     listed = '{"cluster": {"worker": ["h:1"], "ps": ["h:2"], "chief": ["h:3"]}, "task": {"type": "ps", "index": 0}}'
-    assert task_assignment.identify(run, {SUPERVISOR_PID: "1", "TF_CONFIG": listed}).role == "server"
+    assert table.identify(run, {SUPERVISOR_PID: "1", "TF_CONFIG": listed}).role == "server"
 
 
 @pytest.mark.thorough

@@ -14,7 +14,7 @@ from support import raw_config, run_config
 
 from psrun.config import parse
 from psrun.engines import submit
-from psrun.roles import task_assignment
+from psrun.roles import table
 
 JOB = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_JOB_NODELIST": "n[0-3]", "SLURM_TASKS_PER_NODE": "2,1(x3)"}
 POD = {"PSRUN_JOB": "worker", "JOB_COMPLETION_INDEX": "0"}
@@ -113,7 +113,7 @@ def test_what_cannot_be_configured(case):
 def test_a_process_that_is_no_task(case):
     (cluster, environment), key = STARTED[case]
     name = ["kubernetes.name=run-1"] if cluster == "kubernetes" else []
-    refused(key, task_assignment.identify, run_config(f"cluster={cluster}", *name), environment)
+    refused(key, table.identify, run_config(f"cluster={cluster}", *name), environment)
 
 
 @pytest.mark.parametrize("group", ["kubernetes", "slurm"])

@@ -16,14 +16,14 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from rich.console import Console
 from support import run_config
 
-from psrun.config.arguments import quoted
+from psrun.config.groups import quoted
 from psrun.config.topology import Task
 from psrun.engines import submit
 from psrun.engines.slurm import allocation, batch_job, commands, task_step
 from psrun.errors import ClusterError, ConfigError, ExitCode, PsrunError
 from psrun.launch.backend import TaskProcess
-from psrun.results import run_state, submitted_run, task_files
-from psrun.roles.task_assignment import identify
+from psrun.results import run_folder, run_state, task_files
+from psrun.roles.table import identify
 from psrun.runs import remove, stop
 from psrun.runs.listing import entries
 from psrun.runs.watch import commands as watch
@@ -214,7 +214,7 @@ def test_a_job_that_waits_or_has_ended_before_the_run_began_is_cancelled(fake, t
     monkeypatch.chdir(tmp_path)
     run = tmp_path / "one"
     run.mkdir()
-    submitted_run.record(run, cluster="slurm", job={"slurm_job": "12"})
+    run_folder.record_submission(run, cluster="slurm", job={"slurm_job": "12"})
     fake("scancel", "echo 'Invalid job id specified' >&2; exit 1")
     fake("scontrol", "echo 'JobState=CONFIGURING'")
     assert stop.main(["one"]) == 1
@@ -224,7 +224,7 @@ def test_a_job_that_waits_or_has_ended_before_the_run_began_is_cancelled(fake, t
     assert run_state.look(run).status == "not run"
     with pytest.raises(PsrunError, match="has the status not run"):
         watch.main(["one", "--wait", "60"])
-    submitted_run.record(run, cluster="slurm", job={"slurm_job": "13"})
+    run_folder.record_submission(run, cluster="slurm", job={"slurm_job": "13"})
     fake("scancel", f"echo $* > {tmp_path}/cancelled")
     assert stop.main(["one", "--now"]) == 0
     assert (tmp_path / "cancelled").read_text() == "13\n"

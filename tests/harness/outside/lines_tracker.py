@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from psrun.config.choices import TrackerChoice
 from psrun.results.events import Event, Sink
-from psrun.results.trackers.tracking import TrackedRun
+from psrun.results.tracking import TrackedRun
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from psrun.program.compiled_model import Program
-from psrun.training.evaluation.meters import Evaluation, Meters
+from psrun.training.evaluators import Evaluation, Meters
 
 
 class QuickEvaluation:

@@ -14,11 +14,11 @@ from outcomes import check_same, events, rows, served
 from support import run_config, variables
 
 from psrun import parts
-from psrun.checkpoint import load_model
-from psrun.checkpoint.store import Store
-from psrun.data import load
+from psrun.checkpoint import trained_model
+from psrun.checkpoint.storage import Store
+from psrun.data import loading
 from psrun.errors import ConfigError, ExportError
-from psrun.program.make_model import make_model
+from psrun.program.build import make_model
 from psrun.roles import planner
 
 pytestmark = pytest.mark.inprocess
@@ -92,7 +92,7 @@ def test_equal_seeds_are_equal_values_on_every_layout(train, name):
     assert losses[-1] < losses[0]
 
     run = run_config(*pieces, *SHARDS, "cluster.num_workers=1")
-    plan = planner.make(run, load.load_source(run))
+    plan = planner.make(run, loading.load_source(run))
     assert sorted((each.variable, each.shard, each.bytes) for each in plan.placed) == sorted(
         (each["variable"], each["shard"], each["bytes"]) for each in result["placement"]
     )
@@ -147,7 +147,7 @@ def test_lists_train_and_predict_as_the_twin(train, predict, tmp_path):
         predictions[library] = [float(row["prediction"]) for row in rows(path)]
         if library == "keras":
             run = run_config(*pieces)
-            network = load_model.load(run, load.load_source(run), Store(folder.checkpoints), print).model.network
+            network = trained_model.load(run, loading.load_source(run), Store(folder.checkpoints), print).model.network
     assert results["keras"]["metrics"] == pytest.approx(results["tf_keras"]["metrics"], rel=1e-5)
     assert np.std(predictions["keras"]) > 0.01
     np.testing.assert_allclose(predictions["keras"], predictions["tf_keras"], rtol=1e-5, atol=1e-5)
@@ -164,9 +164,9 @@ def test_an_export_loads_without_psrun_and_keras(train, tmp_path):
     pieces = [*SEQUENCES, *model("tables"), *SHARDS, "evaluation=none"]
     result, folder = train(*pieces, "export.at_end=true")
     run = run_config(*pieces)
-    trained = load_model.load(run, load.load_source(run), Store(folder.checkpoints), print)
+    trained = trained_model.load(run, loading.load_source(run), Store(folder.checkpoints), print)
     features = {"words": np.arange(12).reshape(2, 6), "number": np.ones((2, 1), np.float32)}
-    here = load_model.predict(trained.model, trained.source, {k: tf.constant(v) for k, v in features.items()})
+    here = trained_model.predict(trained.model, trained.source, {k: tf.constant(v) for k, v in features.items()})
     np.testing.assert_allclose(served(result["export"], features, tmp_path), here[:, 0], rtol=1e-5)
 
 
@@ -227,7 +227,7 @@ def test_another_backend_is_refused(monkeypatch, tmp_path):
     run = run_config(*NUMBERS)
     refused = pytest.raises(ConfigError, match="jax")
     with refused:
-        make_model(run, load.load_source(run))
+        make_model(run, loading.load_source(run))
     # JAX is not installed: then the import of Keras 3 fails.
     (tmp_path / "needs_jax.py").write_text(
         "raise ModuleNotFoundError(\"No module named 'jax'\", name='jax')\ndef model(source): ...\n"
@@ -236,7 +236,7 @@ def test_another_backend_is_refused(monkeypatch, tmp_path):
     monkeypatch.setenv("KERAS_BACKEND", "jax")
     run = run_config("model=dense", "~model.hidden_units", "model._target_=needs_jax.model")
     with refused:
-        make_model(run, load.load_source(run))
+        make_model(run, loading.load_source(run))
 
 
 def test_without_the_folder_only_models_of_keras3_are_missing(monkeypatch, tmp_path):
@@ -244,6 +244,6 @@ def test_without_the_folder_only_models_of_keras3_are_missing(monkeypatch, tmp_p
     dense, of_keras3 = run_config("model=dense"), run_config(*NUMBERS)
     monkeypatch.setattr(parts, "own", lambda: tuple(part for part in every if not part.models))
     monkeypatch.setattr(parts, "_FOLDER", tmp_path)
-    assert make_model(dense, load.load_source(dense)).network.count_params() > 0
+    assert make_model(dense, loading.load_source(dense)).network.count_params() > 0
     with pytest.raises(ConfigError, match=r"keras\..*Functional.* psrun/keras3 \(models of Keras 3\)"):
-        make_model(of_keras3, load.load_source(of_keras3))
+        make_model(of_keras3, loading.load_source(of_keras3))

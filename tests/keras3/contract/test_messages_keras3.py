@@ -9,12 +9,12 @@ import pytest
 from messages import refused
 from support import HARNESS, run_config, stated
 
-from psrun.data import load
+from psrun.data import loading
 from psrun.keras3.layers import EmbeddingCollection
 from psrun.program import objective
-from psrun.program.make_model import make_model
+from psrun.program.build import make_model
 from psrun.program.make_optimizer import make_optimizer
-from psrun.training import callbacks
+from psrun.training import fit
 
 pytestmark = pytest.mark.tensorflow
 
@@ -42,7 +42,7 @@ def made(name: str, *settings: str) -> Any:
     """The metrics of a model, which is checked as it is made."""
     own = [f"+model.settings={{{','.join(settings)}}}"] if settings else []
     run = run_config("model=dense", "~model.hidden_units", f"model._target_=keras3_mistakes.{name}", *own)
-    return objective.metrics_of(make_model(run, load.load_source(run)), "regression")
+    return objective.metrics_of(make_model(run, loading.load_source(run)), "regression")
 
 
 @pytest.mark.parametrize("name", SAID)
@@ -58,7 +58,7 @@ def test_a_model_that_is_refused(name, settings, key):
 
 
 def test_a_callback(says):
-    says(callbacks.made, [{"_target_": "keras3_mistakes.Callback"}], "trainer.callbacks")
+    says(fit.made_callbacks, [{"_target_": "keras3_mistakes.Callback"}], "trainer.callbacks")
 
 
 def test_names_of_keras3(says):

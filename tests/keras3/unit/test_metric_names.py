@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-from psrun.config import keras_names
+from psrun.config import rules
 from psrun.models.model import Model
 from psrun.program import objective
 from psrun.tf_internals import keras as internals
@@ -41,10 +41,10 @@ class Reported:
 
 def by_keras() -> Iterator[tuple[str, str]]:
     """Each name of a metric that Keras can make without arguments, with the name that it reports when it is alone."""
-    for name in sorted(keras_names.metrics()):
+    for name in sorted(rules.metric_names()):
         tf_keras.backend.reset_uids()
         with contextlib.suppress(TypeError):
-            made = name if name.lower() in keras_names.BY_SHAPE else tf_keras.metrics.get(name)
+            made = name if name.lower() in rules.NAMES_BY_SHAPE else tf_keras.metrics.get(name)
             yield name, made.name if isinstance(made, tf_keras.metrics.Metric) else name
 
 
@@ -59,7 +59,7 @@ def test_every_metric_is_reported_by_its_own_name():
         given: dict[str, Callable[[], Any]] = {"name": lambda name=name: name}
         for library in (tf_keras, keras):
             kind = getattr(library.metrics, name, None)
-            if isinstance(kind, type) and name.lower() not in keras_names.BY_SHAPE:
+            if isinstance(kind, type) and name.lower() not in rules.NAMES_BY_SHAPE:
                 kind()  # as a loop of the user might have made it
                 given[library.__name__] = kind
         for how, make in given.items():

@@ -13,13 +13,13 @@ from psrun.cluster import strategy
 from psrun.cluster.strategy import Distribution
 from psrun.data.source import ArraySource, Feature
 from psrun.errors import ConfigError
-from psrun.metrics.gathered import by_name
-from psrun.program.build import build, build_state, start_afresh
+from psrun.parts import gathered_metric
+from psrun.program.build import build_program, build_state, start_afresh
 from psrun.program.compiled_model import Program
 from psrun.recsys import interactions
 from psrun.recsys.metrics.ranking import NDCG, Examples, mean
 from psrun.recsys.models.in_batch import InBatchSoftmax
-from psrun.training.evaluation import modes
+from psrun.training import evaluators
 
 pytestmark = pytest.mark.inprocess
 
@@ -65,7 +65,7 @@ def built(spec: Any, *arguments: str, metrics: str = LISTS) -> Program:
     if run.cluster.has_parameter_servers:
         distribution = strategy.parameter_servers(spec, run.partitioner)
     start_afresh(1)
-    program = build(run, Ratings(), distribution)
+    program = build_program(run, Ratings(), distribution)
     build_state(program)
     return program
 
@@ -94,7 +94,7 @@ def test_relevant_items_are_ranked_among_all_that_the_user_has_not_seen(cluster_
     if cluster == "inprocess":
         arguments += ["partitioner=fixed_shards", "evaluation=exact"]
     program = built(cluster_spec[1], *arguments)
-    evaluation = modes.make(program).evaluate(0, lambda: None)
+    evaluation = evaluators.make(program).evaluate(0, lambda: None)
     (trained, _), (evaluated, ratings) = program.source.parts
     known = sorted({*trained["item"].tolist(), *evaluated["item"].tolist()})
     seen = set(zip(trained["user"].tolist(), trained["item"].tolist()))
@@ -110,7 +110,7 @@ def test_relevant_items_are_ranked_among_all_that_the_user_has_not_seen(cluster_
     users, items = (np.array(each) for each in zip(*pairs))
     label = np.array([relevant.get(pair, 0) for pair in pairs])
     whole = Examples(users, label, scores(program, users, items).astype(np.float32))
-    expected = {each: mean(*by_name(each).values(whole)) for each in METRICS if each != "gauc"}
+    expected = {each: mean(*gathered_metric(each).values(whole)) for each in METRICS if each != "gauc"}
     expected["other"] = mean(*NDCG(3, gain="exponential").values(whole))
     assert {each: evaluation.metrics[each] for each in expected} == pytest.approx(expected, abs=1e-6)
     assert evaluation.estimates[""]["users"] == len(set(users.tolist()))
@@ -122,7 +122,7 @@ def test_drawn_candidates_are_the_same_for_every_model_and_none_is_of_an_example
     for name in MODELS:
         candidates = ("evaluation.candidates=3", f"evaluation.sampling={sampling}", "cluster=none")
         program = built(None, *MODELS[name], *candidates)
-        ranking = modes.make(program)._meters._gathered[0]._ranking
+        ranking = evaluators.make(program)._meters._gathered[0]._ranking
         assert set(ranking.result()["metrics"]) == {*METRICS, "other"}
         assert all(len({*row}) == 3 for row in ranking._negatives.tolist())
         drawn.append(ranking._negatives)
@@ -144,10 +144,10 @@ def test_mistakes_that_the_data_shows(cluster_spec):
     ):
         run = run_config("data=features", *MODELS["matrix_factorization"], "cluster=none",
                          *BASE, LISTS, *arguments)  # fmt: skip
-        program = build(run, Ratings(), Distribution(tf.distribute.get_strategy()))
+        program = build_program(run, Ratings(), Distribution(tf.distribute.get_strategy()))
         build_state(program)
         with pytest.raises(ConfigError, match=message):
-            modes.make(program)
+            evaluators.make(program)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_what_scores_do_not_have(arguments, message):
         "data=features", *MODELS["two_tower"], "cluster=none", *BASE, LISTS, "evaluation.candidates=all", *arguments
     )
     with pytest.raises(ConfigError, match=message):
-        build(run, Ratings(), Distribution(tf.distribute.get_strategy()))
+        build_program(run, Ratings(), Distribution(tf.distribute.get_strategy()))
 
 
 class OwnNDCG(NDCG):
@@ -182,7 +182,7 @@ def test_evaluations_that_cannot_group_examples_refuse_metrics_of_lists(cluster_
     metrics = f"model.metrics=[{{_target_: {__name__}.OwnNDCG, k: 3}}]"
     program = built(cluster_spec[1], *MODELS["wide_deep"], f"cluster={cluster}", *evaluation, metrics=metrics)
     with pytest.raises(ConfigError, match=message):
-        modes.make(program)
+        evaluators.make(program)
 
 
 def test_features_of_a_user_are_of_the_first_evaluation_example_or_the_last_one_trained_on():

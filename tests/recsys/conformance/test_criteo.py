@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 from support import run_config
 
-from psrun.data import load
+from psrun.data import loading
 from psrun.errors import ConfigError, ExitCode
 from psrun.models.model import prepared
 from psrun.recsys.data.criteo import Criteo
@@ -80,7 +80,7 @@ def test_a_vocabulary_belongs_to_the_run(train, tmp_path):
     assert len(np.unique(predictions)) > 10
     message = f"data.vocabulary: differs from the vocabulary that the run in {run.path} was trained with"
     with pytest.raises(ConfigError, match=message):
-        load.load_source(
+        loading.load_source(
             run_config(*pieces, f"data.vocabulary={tmp_path}/others", f"resume={run.path}"), result["data"]
         )
 

@@ -10,11 +10,11 @@ from support import run_config
 
 from psrun.cluster import strategy
 from psrun.data.source import ArraySource, Feature
-from psrun.metrics.gathered import by_name
 from psrun.models.model import Model
-from psrun.program.build import build, build_state, start_afresh
+from psrun.parts import gathered_metric
+from psrun.program.build import build_program, build_state, start_afresh
 from psrun.recsys.metrics.ranking import Examples, mean
-from psrun.training.evaluation import modes
+from psrun.training import evaluators
 
 pytestmark = pytest.mark.inprocess
 
@@ -55,16 +55,16 @@ def test_metrics_of_lists_and_segments_are_those_of_all_examples_at_once(cluster
         "evaluation.by=[country,age]", f"model.metrics=[AUC,{','.join(LISTS)}]",
     )  # fmt: skip
     source = Clicks()
-    program = build(run, source, strategy.parameter_servers(cluster_spec[num_workers], run.partitioner))
+    program = build_program(run, source, strategy.parameter_servers(cluster_spec[num_workers], run.partitioner))
     build_state(program)
     assert program.metric_names == ["auc"]  # of lists there are none in training
-    evaluation = modes.make(program).evaluate(0, lambda: None)
+    evaluation = evaluators.make(program).evaluate(0, lambda: None)
     score = program.network(tf.constant(source.x)).numpy()[:, 0]
 
     def expected(chosen: np.ndarray) -> dict[str, float | None]:
         columns = (column[chosen] for column in (source.user, source.clicked, score, source.weights))
         examples = Examples(*columns)
-        return {name: mean(*by_name(name).values(examples)) for name in LISTS}
+        return {name: mean(*gathered_metric(name).values(examples)) for name in LISTS}
 
     found = {name: evaluation.metrics[name] for name in LISTS}
     assert found == pytest.approx(expected(source.user >= 0), abs=1e-6)

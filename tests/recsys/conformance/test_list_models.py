@@ -9,7 +9,7 @@ import tf_keras
 from list_models import NUM_EVAL, Clicks, arguments
 from support import run_config
 
-from psrun.data import load
+from psrun.data import loading
 from psrun.recsys.models.din import Attention, din
 from psrun.recsys.models.wide_deep import wide_deep
 from psrun.roles import planner
@@ -94,7 +94,7 @@ def test_an_exported_model_scores_lists_as_the_run_does(train):
 @pytest.mark.parametrize("stack", ["true", pytest.param("false", marks=pytest.mark.thorough)])
 def test_a_plan_counts_the_ids_of_lists(stack):
     run = run_config(*arguments("din", f"model.stack={stack}"))
-    traffic = planner.make(run, load.load_source(run)).traffic_by_variable
+    traffic = planner.make(run, loading.load_source(run)).traffic_by_variable
     item, words = (traffic[f"{name}_rows/embeddings"].read_bytes for name in ("item", "words"))
     assert item > words > 4 * 16 * 16  # histories and words have the same lengths, and there is one item besides
     assert words > 3 * (item - words)

@@ -18,7 +18,7 @@ from support import run_config
 
 from psrun.config import parse
 from psrun.errors import DataError
-from psrun.program.make_model import make_model
+from psrun.program.build import make_model
 from psrun.recsys.data.criteo import Criteo
 from psrun.recsys.data.flights import Flights
 from psrun.recsys.models.two_tower import two_tower

@@ -14,7 +14,7 @@ from embeddings import WORDS, Pairs
 from outcomes import check_equal, check_same
 from support import run_config
 
-from psrun.data import load
+from psrun.data import loading
 from psrun.errors import ConfigError
 from psrun.models.model import prepared
 from psrun.results.run_folder import RunFolder
@@ -114,7 +114,7 @@ def test_a_plan_counts_the_table_once_and_the_rows_of_all_features():
     plans = []
     for shared in (True, False):
         run = run_config(*(PIECES if shared else PIECES[:-1]), "model=dlrm", "model.embedding_dim=4")
-        plans.append(planner.make(run, load.load_source(run)))
+        plans.append(planner.make(run, loading.load_source(run)))
     one, two = plans
     tables = [
         [shard for shard in plan.placed if "_rows/" in shard.variable and shard.kind == "model"] for plan in plans

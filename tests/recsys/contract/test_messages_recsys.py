@@ -16,8 +16,8 @@ from shared_features import share, with_widths
 from support import run_config
 
 from psrun.config import parse
-from psrun.data.regression import Regression
-from psrun.program.make_model import make_model
+from psrun.data.datasets import Regression
+from psrun.program.build import make_model
 from psrun.recsys.models.dlrm import dlrm
 from psrun.recsys.models.two_tower import two_tower
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from psrun import metrics
 from psrun.errors import ConfigError
-from psrun.metrics import counters
-from psrun.metrics.gathered import by_name
+from psrun.parts import gathered_metric
 from psrun.recsys.kept_examples import KeptExamples
 from psrun.recsys.metrics.estimates import OTHERS, Columns, by_segment, estimates
 
 pytestmark = pytest.mark.tensorflow
 
-METRICS = [by_name("hit_rate@1"), by_name("gauc")]
+METRICS = [gathered_metric("hit_rate@1"), gathered_metric("gauc")]
 
 
 def columns(num_users: int, seed: int = 0, by=None) -> Columns:
@@ -82,14 +82,14 @@ def test_probabilities_are_measured_as_the_counters_of_an_evaluation_do(from_log
     score = logit if from_logits else probability
     weight = rng.integers(0, 4, 3000).astype(np.float32)
     rows = Columns(None, label, score, probability, weight, {})
-    found = estimates(rows, [], "binary", intervals=counters.Intervals(from_logits))["metrics"]
-    made = {name: kind(from_logits=from_logits) for name, kind in counters.BY_NAME.items()}
+    found = estimates(rows, [], "binary", intervals=metrics.Intervals(from_logits))["metrics"]
+    made = {name: kind(from_logits=from_logits) for name, kind in metrics.BY_NAME.items()}
     for metric in made.values():
         metric.update_state(label, score, weight)
     assert found == pytest.approx({name: float(metric.result()) for name, metric in made.items()}, rel=1e-6)
     auc = pytest.importorskip("sklearn.metrics").roc_auc_score(label, score.astype(np.float64), sample_weight=weight)
     assert found["auc"] == pytest.approx(auc, abs=2e-5)
-    counted = counters.AUC(from_logits=from_logits)
+    counted = metrics.AUC(from_logits=from_logits)
     counted.update_state(label, score, weight)
     assert found["auc"] == pytest.approx(float(counted.result()), abs=1e-12)
 

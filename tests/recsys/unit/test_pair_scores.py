@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from psrun.data.source import ArraySource, Feature
-from psrun.metrics.gathered import by_name
+from psrun.parts import gathered_metric
 from psrun.recsys import candidates, pair_scores
 from psrun.recsys.candidates import CandidateRanking
 from psrun.recsys.metrics.ranking import Examples, mean
@@ -104,7 +104,7 @@ def program(kind: str, users: int, items: int, count: int | str, *, has_towers: 
 def test_ranks_among_all_items_by_the_stated_rule_of_equal_scores(monkeypatch, kind, users, items, pairs, has_towers):
     monkeypatch.setattr(candidates, "_PAIRS", pairs)
     made, score = program(kind, users, items, "all", has_towers=has_towers)
-    found = CandidateRanking(made, [by_name(name) for name in METRICS]).result()["metrics"]
+    found = CandidateRanking(made, [gathered_metric(name) for name in METRICS]).result()["metrics"]
     lists = [
         (user, item)
         for user in sorted({user for user, _ in made.relevant})
@@ -113,13 +113,13 @@ def test_ranks_among_all_items_by_the_stated_rule_of_equal_scores(monkeypatch, k
     ]
     user, item = (np.array(each) for each in zip(*lists))
     whole = Examples(user, np.array([float(pair in made.relevant) for pair in lists]), score[user, item])
-    expected = {name: mean(*by_name(name).values(whole)) for name in METRICS}
+    expected = {name: mean(*gathered_metric(name).values(whole)) for name in METRICS}
     assert found == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("has_towers", [True, False], ids=["towers", "network"])
 def test_a_collapsed_model_gains_nothing_among_drawn_items(has_towers):
     made, _ = program("all equal", 31, 97, 5, has_towers=has_towers)
-    metrics = [by_name(name) for name in (*METRICS, "gauc")]
+    metrics = [gathered_metric(name) for name in (*METRICS, "gauc")]
     found = CandidateRanking(made, metrics).result()["metrics"]
     assert found == dict.fromkeys(METRICS, 0) | {"gauc": 0.5}

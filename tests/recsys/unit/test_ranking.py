@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from psrun.metrics.gathered import by_name
+from psrun.parts import gathered_metric
 from psrun.recsys.metrics import ranking
 from psrun.recsys.metrics.ranking import Examples, mean
 
@@ -129,7 +129,7 @@ def test_values_are_those_of_scikit_learn_and_trec_eval_where_their_definitions_
 
 def test_a_model_that_gives_all_items_one_score_gains_nothing():
     examples = Examples(np.zeros(10), np.eye(1, 10)[0], np.full(10, 0.5))
-    assert [mean(*by_name(name).values(examples)) for name in ("hit_rate@9", "mrr@10", "gauc")] == [0, 0.1, 0.5]
+    assert [mean(*gathered_metric(name).values(examples)) for name in ("hit_rate@9", "mrr@10", "gauc")] == [0, 0.1, 0.5]
 
 
 def test_labels_that_are_ratings_are_relevant_from_a_value_on():
@@ -147,10 +147,10 @@ def test_what_a_metric_cannot_be():
         lambda: ranking.NDCG(5, gain="square"),
         lambda: ranking.GroupAUC(users="all"),
         lambda: ranking.MRR(5, empty="drop"),
-        lambda: by_name("ndcg"),
-        lambda: by_name("ndcg@0"),
-        lambda: by_name("ndcg@ten"),
+        lambda: gathered_metric("ndcg"),
+        lambda: gathered_metric("ndcg@0"),
+        lambda: gathered_metric("ndcg@ten"),
     ):
         with pytest.raises(ValueError, match=r"must be|needs"):
             make()
-    assert by_name("AUC") is None
+    assert gathered_metric("AUC") is None

@@ -8,14 +8,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from psrun.metrics.gathered import by_name
+from psrun.parts import gathered_metric
 from psrun.recsys.metrics import ranking, retrieval
 from psrun.recsys.metrics.ranking import Examples, RelevantExamples, mean
 
 NUM_USERS, NUM_ITEMS = 5, 12
 AT_K = ("hit_rate", "recall", "precision", "ndcg", "mrr", "map")
 METRICS = [
-    *(by_name(f"{base}@{k}") for base in AT_K for k in (1, 4)),
+    *(gathered_metric(f"{base}@{k}") for base in AT_K for k in (1, 4)),
     ranking.Precision(20, divisor="length"),
     ranking.GroupAUC(users="equal"),
 ]

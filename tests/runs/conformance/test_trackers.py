@@ -18,7 +18,7 @@ from mlflow_job import job, store
 from outcomes import events
 from support import HARNESS, STEPS
 
-from psrun.config import compose, parse
+from psrun.config import composition, parse
 from psrun.errors import ConfigError
 
 pytestmark = pytest.mark.inprocess
@@ -140,8 +140,8 @@ def test_without_mlflow_the_error_shows_how_to_install_it(train, monkeypatch):
 def test_a_tracker_of_another_project_beside_one_of_psruns(train, monkeypatch):
     outside = HARNESS / "outside"
     monkeypatch.syspath_prepend(str(outside))
-    composed = compose.compose(["--config-dir", str(outside / "toy" / "conf"), "tracker=[lines,tensorboard]"])
-    read = parse.load(compose.plain(compose.without_hydra(composed))).trackers
+    composed = composition.compose(["--config-dir", str(outside / "toy" / "conf"), "tracker=[lines,tensorboard]"])
+    read = parse.load(composition.plain(composition.without_hydra(composed))).trackers
     assert {name: tracker.kind for name, tracker in read.items()} == {"lines": "lines", "tensorboard": "tensorboard"}
     _, folder = train("+tracker.lines._target_=lines_tracker.Lines", "+tracker.lines.file=steps.txt")
     assert (folder.path / "steps.txt").read_text().split() == [str(STEPS), str(2 * STEPS)]

@@ -11,8 +11,8 @@ from recorded_runs import a_recorded_sweep, a_run, a_sweep
 from support import stated
 
 from psrun import process
-from psrun.cli import dispatch, hydra_app
-from psrun.config import overrides, parse
+from psrun.cli import command_line
+from psrun.config import composition, parse
 from psrun.errors import ConfigError
 from psrun.runs import logs, remove, reproduce, stop
 from psrun.runs.report import commands as report
@@ -78,7 +78,7 @@ def here(tmp_path, monkeypatch):
 @pytest.mark.parametrize("line", COMMAND_LINES)
 def test_a_command_line(monkeypatch, line, says):
     monkeypatch.setattr("sys.argv", ["psrun", *line.split()])
-    says(dispatch._dispatch, 0.0)
+    says(command_line._dispatch, 0.0)
 
 
 @pytest.mark.parametrize("space", SPACES)
@@ -90,14 +90,14 @@ def test_what_a_search_cannot_vary(space, snapshot):
 
 @pytest.mark.parametrize("argument", TRACKERS)
 def test_a_choice_of_trackers(snapshot, argument):
-    (problem,) = overrides.problems([argument], sweeps=False).values()
+    (problem,) = composition.problems_of_arguments([argument], sweeps=False).values()
     assert str(problem) == snapshot
 
 
 @pytest.mark.parametrize("case", COMPOSED)
 def test_keys_of_trackers(monkeypatch, case, says):
     monkeypatch.setattr("sys.argv", ["psrun", "hydra.run.dir=run", *COMPOSED[case]])
-    says(hydra_app.run, 0.0)
+    says(command_line.run_experiment, 0.0)
 
 
 def test_a_value_of_a_search(says):

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from psrun.cli import commands
+from psrun.cli import command_line
 from psrun.errors import ExitCode
 from psrun.runs import completion
 
@@ -19,8 +19,8 @@ LINES, COLUMNS = 24, 80
 
 def test_every_help_fits_on_a_screen(monkeypatch):
     monkeypatch.setenv("COLUMNS", str(COLUMNS))
-    for word in commands.words():
-        command = commands.find(word)
+    for word in command_line.command_words():
+        command = command_line.find_command(word)
         whole = completion.help_of(command)
         for part in ((), *((name,) for name in completion.parts_of(whole))):
             lines = completion.help_of(command, *part).splitlines()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from recorded_runs import a_run, a_sweep
 
-from psrun.results import run_name
+from psrun.results import run_folder
 from psrun.runs.report import rows
 from psrun.runs.report.commands import main
 
@@ -189,7 +189,7 @@ def test_names_are_text_whatever_is_in_them(opened, tmp_path):
     a_run(
         tmp_path / "runs" / hostile.replace("/", ""), seed=2, status="failed", error={"type": "E", "message": hostile}
     )
-    run_name.write(tmp_path / "runs" / "plain", hostile)
+    run_folder.write_name(tmp_path / "runs" / "plain", hostile)
     page = opened(tmp_path / "runs")
     assert hostile in page.locator("#errors").inner_text()
     assert hostile in texts(page, "#runs td")

@@ -23,14 +23,13 @@ from recorded_runs import a_run, a_sweep
 from rich.console import Console
 
 from psrun import process
-from psrun.config.arguments import folder_of
+from psrun.config.groups import resume_folder
 from psrun.config.topology import Task
 from psrun.errors import ConfigError, ExitCode, PsrunError
-from psrun.results import found, run_name, run_state, task_files
+from psrun.results import run_folder, run_state, task_files
 from psrun.results.console import ConsoleSink
-from psrun.results.journal import EventReader
-from psrun.results.system_usage import Usage
-from psrun.results.task_files import Heartbeat
+from psrun.results.events import EventReader
+from psrun.results.task_files import Heartbeat, Usage
 from psrun.runs.sweeps.sweep_state import SweepReader
 from psrun.runs.watch import run, sweep
 from psrun.runs.watch.commands import main
@@ -54,16 +53,16 @@ def quick(monkeypatch):
 def test_a_run_is_awaited_by_its_name(tmp_path, monkeypatch, capsys):
     a_run(tmp_path / "runs" / "other")
     monkeypatch.chdir(tmp_path)
-    named = found.named
+    named = run_state.find_named
     words: list[str] = []
 
     def named_later(word: str) -> Path | None:
         words.append(word)
         if len(words) == 3:  # it has looked twice while the run was not there
-            run_name.write(a_run(tmp_path / "runs" / "new"), "first")
+            run_folder.write_name(a_run(tmp_path / "runs" / "new"), "first")
         return named(word)
 
-    monkeypatch.setattr(found, "named", named_later)
+    monkeypatch.setattr(run_state, "find_named", named_later)
     assert main(["first", "--wait", "60"]) == 0
     assert "first" in capsys.readouterr().out
 
@@ -250,7 +249,7 @@ def test_the_command_that_resumes_an_interrupted_run_can_be_pasted(tmp_path, cap
     assert main([str(folder)]) == ExitCode.RESTART
     command = capfd.readouterr().out.partition("to resume: ")[2].strip()
     if expected == "psrun {}":
-        assert folder_of(shlex.split(command)[1:]) == folder
+        assert resume_folder(shlex.split(command)[1:]) == folder
     else:
         assert command == expected.format(folder)
 

@@ -8,7 +8,7 @@ import pytest
 from recorded_runs import a_recorded_sweep, a_run
 
 from psrun.errors import ConfigError
-from psrun.results import found, run_name
+from psrun.results import run_folder, run_state
 
 
 @pytest.fixture(autouse=True)
@@ -17,9 +17,9 @@ def runs(tmp_path, monkeypatch) -> Path:
     for name in ("2026-01-01-dense-ab12", "2026-01-02-dense-cd12", "plain"):
         a_run(tmp_path / "runs" / name)
     a_recorded_sweep(tmp_path / "runs" / "2026-01-03-sweep-ef34")
-    run_name.write(tmp_path / "runs" / "plain", "best so far")
+    run_folder.write_name(tmp_path / "runs" / "plain", "best so far")
     for inner in ("", "0", "1"):  # as `psrun -m run.name=rates` names them
-        run_name.write(tmp_path / "runs" / "2026-01-03-sweep-ef34" / inner, "rates")
+        run_folder.write_name(tmp_path / "runs" / "2026-01-03-sweep-ef34" / inner, "rates")
     return tmp_path / "runs"
 
 
@@ -39,22 +39,22 @@ def runs(tmp_path, monkeypatch) -> Path:
     ],
 )
 def test_what_a_word_means(word, folder):
-    assert found.resolved_run(word) == Path("runs", folder)
+    assert run_state.resolve_run(word) == Path("runs", folder)
 
 
 @pytest.mark.parametrize("word", ["12", "nothing", "plian", "", "/", "rates/7", "12/1"])
 def test_a_word_that_means_no_run_or_several(word):
     with pytest.raises(ConfigError):
-        found.resolved_run(word)
+        run_state.resolve_run(word)
 
 
 def test_a_name_of_its_own_comes_before_the_end_of_another(runs):
     a_run(runs / "12")
-    assert found.resolved("12") == Path("runs/12")
+    assert run_state.resolve("12") == Path("runs/12")
 
 
 def test_what_is_being_removed_or_hidden_is_not_found(runs):
     (runs / "plain").rename(runs / ".removed-plain")
-    assert {Path(path).name for path, _ in found.walk("runs")} == {
+    assert {Path(path).name for path, _ in run_state.walk("runs")} == {
         "2026-01-01-dense-ab12", "2026-01-02-dense-cd12", "2026-01-03-sweep-ef34", "0", "1", "2",
     }  # fmt: skip

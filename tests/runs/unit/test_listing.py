@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from recorded_runs import a_recorded_sweep, a_run
 from support import environment
 
-from psrun.results import run_name
+from psrun.results import run_folder
 from psrun.runs.listing import entries
 from psrun.runs.listing.commands import age
 from psrun.runs.listing.commands import main as list_runs
@@ -125,7 +125,7 @@ def test_a_sweep_has_what_all_of_its_jobs_have(runs, capfd):
 def test_the_name_of_a_run(runs, capfd):
     file = runs / "A" / "notes.json"
     file.write_text('{"name": "other", "more": 1}')
-    run_name.write(runs / "A", "baseline")
+    run_folder.write_name(runs / "A", "baseline")
     assert json.loads(file.read_text()) == {"name": "baseline", "more": 1}
     (row,) = listed(capfd, "--where", "name=baseline")
     assert row["name"] == "baseline"

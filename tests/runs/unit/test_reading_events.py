@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from psrun.config.topology import Task
-from psrun.results import summary, task_files
-from psrun.results.events import Event, Progress
-from psrun.results.journal import EventReader
+from psrun.results import task_files
+from psrun.results.events import Event, EventReader, Progress, fold, fold_all
 from psrun.results.run_folder import RunFolder
 from psrun.results.task_files import Heartbeat
 from psrun.runs.sweeps.sweep import Job
@@ -60,7 +59,7 @@ def test_events_that_are_read_in_pieces_add_up_to_the_same(tmp_path_factory, hap
         growing.write_bytes(content[:end])
         pieces += reader.read()
     assert pieces == whole
-    assert summary.of_events(pieces) == written.stored()
+    assert fold_all(pieces) == written.stored()
     assert [event.kind for event in whole] == [event.kind for event in happened]
     assert (reader.broken, reader.unfinished, reader.begun_again) == (0, False, 0)
 
@@ -69,10 +68,10 @@ def test_events_that_are_read_in_pieces_add_up_to_the_same(tmp_path_factory, hap
 @given(first=st.lists(events, max_size=6), again=st.lists(events, max_size=6))
 def test_a_state_is_the_same_whether_it_was_folded_before_or_after_an_interruption(first, again):
     """A process that takes over a run folds its events into what it finds."""
-    state = summary.of_events(first)
+    state = fold_all(first)
     for event in again:
-        state = summary.fold(state, event)
-    assert json.dumps(state) == json.dumps(summary.of_events([*first, *again]))
+        state = fold(state, event)
+    assert json.dumps(state) == json.dumps(fold_all([*first, *again]))
 
 
 def test_a_file_that_is_another_one_is_read_from_its_beginning(tmp_path):

@@ -12,9 +12,9 @@ from messages import refused
 from plain_config import plain_config, put
 from recorded_runs import a_recorded_sweep, a_run, a_sweep
 
-from psrun.cli import dispatch
-from psrun.config import overrides, parse
-from psrun.results import run_name
+from psrun.cli import command_line
+from psrun.config import composition, parse
+from psrun.results import run_folder
 from psrun.runs import logs, remove, reproduce
 from psrun.runs.listing import commands as listing
 from psrun.runs.report import commands as report
@@ -133,7 +133,7 @@ def here(tmp_path, monkeypatch):
 @pytest.mark.parametrize("line", COMMAND_LINES)
 def test_a_command_line(monkeypatch, line):
     monkeypatch.setattr("sys.argv", ["psrun", *line.split()])
-    refused(COMMAND_LINES[line], dispatch._dispatch, 0.0)
+    refused(COMMAND_LINES[line], command_line._dispatch, 0.0)
 
 
 @pytest.mark.parametrize("arguments", COMBINATIONS)
@@ -150,7 +150,7 @@ def test_what_a_search_cannot_vary(space):
 
 @pytest.mark.parametrize("argument", ["~tracker", "tracker=[]", "tracker=[[mlflow]]"])
 def test_lists_of_trackers(argument):
-    (problem,) = overrides.problems([argument], sweeps=False).values()
+    (problem,) = composition.problems_of_arguments([argument], sweeps=False).values()
     assert problem.key == "tracker"
 
 
@@ -164,7 +164,7 @@ def test_keys_of_trackers(group, value, key):
 def test_a_file_of_a_tracker_without_its_place(tmp_path):
     (tmp_path / "own" / "tracker").mkdir(parents=True)
     (tmp_path / "own" / "tracker" / "mine.yaml").write_text("kind: mlflow\nexperiment: mine\n")
-    (problem,) = overrides.problems(["--config-dir", "own", "tracker=mine"], sweeps=False).values()
+    (problem,) = composition.problems_of_arguments(["--config-dir", "own", "tracker=mine"], sweeps=False).values()
     assert problem.key == "tracker"
 
 
@@ -223,7 +223,7 @@ def test_a_folder_without_a_run(command, tmp_path):
 def test_a_command_over_runs(text, tmp_path):
     runs = tmp_path / "runs"
     a_run(runs / "base")
-    run_name.write(runs / "base", "baseline")
+    run_folder.write_name(runs / "base", "baseline")
     a_run(runs / "2026-ab12")
     a_recorded_sweep(runs / "sweep")
     a_recorded_sweep(runs / "bare", metric="nonsense")

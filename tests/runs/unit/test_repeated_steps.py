@@ -38,8 +38,8 @@ def test_tensorboard_forgets_steps_that_are_trained_again(tmp_path):
     from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
 
     from psrun.results.run_folder import RunFolder
-    from psrun.results.trackers.tensorboard import TensorBoardSink
-    from psrun.results.trackers.tracking import TrackedRun
+    from psrun.results.tensorboard import TensorBoardSink
+    from psrun.results.tracking import TrackedRun
 
     def drawn(folder):
         events = EventAccumulator(str(run.folder.tensorboard / folder)).Reload().Tensors("loss")
@@ -65,8 +65,8 @@ def test_tensorboard_forgets_steps_that_are_trained_again(tmp_path):
 def test_tensorboard_reads_the_file_of_a_restored_training_last(tmp_path):
     """Names of one second are compared as text: here the earlier training's name is behind every name of this host."""
     from psrun.results.run_folder import RunFolder
-    from psrun.results.trackers.tensorboard import TensorBoardSink
-    from psrun.results.trackers.tracking import TrackedRun
+    from psrun.results.tensorboard import TensorBoardSink
+    from psrun.results.tracking import TrackedRun
 
     run = TrackedRun("tensorboard", RunFolder(tmp_path), None, None)
     folder = run.folder.tensorboard / "train"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from psrun.config import overrides
+from psrun.config import composition
 from psrun.errors import Problem
 from psrun.runs.sweeps.hydra_search import Space
 from psrun.runs.sweeps.proposals import num_combinations, problems
@@ -56,7 +56,7 @@ def test_a_key_that_is_varied_twice_is_a_problem():
 
 def test_a_key_of_the_sweep_has_one_value():
     argument = "sweep.num_trials=2,3"
-    assert overrides.problems([argument], sweeps=True)[argument].key == "sweep.num_trials"
+    assert composition.problems_of_arguments([argument], sweeps=True)[argument].key == "sweep.num_trials"
 
 
 def test_the_examples_that_are_checked_have_each_value_once():

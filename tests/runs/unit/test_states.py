@@ -8,9 +8,8 @@ import pytest
 from recorded_runs import a_run
 from rich.console import Console
 
-from psrun.results.run_folder import OVER, SEARCH_STATES
+from psrun.results.run_folder import NOT_RUN, OVER, PENDING, SEARCH_STATES
 from psrun.results.run_state import GONE, UNKNOWN
-from psrun.results.submitted_run import NOT_RUN, PENDING
 from psrun.runs.listing.commands import main as list_runs
 from psrun.runs.report.table import table
 from psrun.runs.states import STARTING, STATES, WAITING

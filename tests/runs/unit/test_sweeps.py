@@ -22,7 +22,7 @@ from rich.console import Console
 from support import run_config
 
 from psrun import files
-from psrun.config.compose import Composer
+from psrun.config.composition import Composer
 from psrun.errors import ConfigError, SweepError
 from psrun.runs.sweeps import hydra_sweeps, jobs, runner
 from psrun.runs.sweeps.sweep import END, KILL, Job, Sweep, distinguishing

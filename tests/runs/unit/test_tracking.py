@@ -9,7 +9,7 @@ import pytest
 from psrun.errors import Interrupted
 from psrun.results.events import Event, Sink
 from psrun.results.run_folder import RunFolder
-from psrun.results.trackers.tracking import GuardedSink, TrackedRun, artifacts, numbers
+from psrun.results.tracking import GuardedSink, TrackedRun, artifacts, numbers
 
 
 class Failing(Sink):

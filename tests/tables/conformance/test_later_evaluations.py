@@ -11,7 +11,7 @@ import table_files
 from outcomes import events
 from support import MODELS, TRAINING, flipped
 
-from psrun.checkpoint.store import Store
+from psrun.checkpoint.storage import Store
 from psrun.errors import ChiefGoneError, ConfigError
 from psrun.results.run_folder import RunFolder
 from psrun.roles import sidecar as role

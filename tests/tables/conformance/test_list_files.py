@@ -12,11 +12,11 @@ import tensorflow as tf
 from support import run_config
 from table_files import evaluated, read, write
 
-from psrun.checkpoint import export
-from psrun.data import load
+from psrun.checkpoint import trained_model
+from psrun.data import loading
 from psrun.data.source import Feature
 from psrun.errors import ConfigError, DataError
-from psrun.program.make_model import make_model
+from psrun.program.build import make_model
 from psrun.tables import columns, records
 
 pytestmark = pytest.mark.tensorflow
@@ -124,7 +124,7 @@ def test_the_history_of_sasrec_keeps_its_newest_values(tmp_path):
     def built(keep: str, *more: str) -> str | None:
         given = [each.replace("KEEP", keep).replace(", }", "}") for each in arguments]
         run = run_config(*given, *more, "cluster=none")
-        source = load.load_source(run)
+        source = loading.load_source(run)
         make_model(run, source)
         return source.features["history"].keep
 
@@ -146,7 +146,7 @@ def test_exported_models_keep_the_same_end(keep):
     ragged = {name: tf.ragged.constant(LONG[name], dtype=source.features[name].dtype) for name in source.features}
     padded = {name: each.to_tensor() for name, each in ragged.items()}
     padded["history_length"] = tf.constant([len(each) for each in LONG["history"]], tf.int64)
-    found = export.without_padding(source, padded)
+    found = trained_model.without_padding(source, padded)
     chosen = slice(-4, None) if keep == "last" else slice(4)
     for name, each in found.items():
         assert each.to_list() == [values[chosen] for values in LONG[name]]

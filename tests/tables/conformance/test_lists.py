@@ -10,7 +10,7 @@ import tf_keras
 from list_features import NUM_EVAL, NUM_TRAIN, Histories, own_data, started, write_csv
 from support import last_choices, run_config
 
-from psrun.data.order import Order
+from psrun.data.source import Order
 from psrun.program.compiled_model import _SEED_STRIDE
 from psrun.roles import planner
 from psrun.tables.table import Table

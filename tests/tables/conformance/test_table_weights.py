@@ -20,9 +20,9 @@ from sample_weights import NUM_EVAL, NUM_TRAIN, one_output
 from support import run_config
 from table_files import write
 
-from psrun.data.order import Order
+from psrun import metrics
+from psrun.data.source import Order
 from psrun.errors import DataError
-from psrun.metrics import counters
 from psrun.program.compiled_model import _SEED_STRIDE
 from psrun.roles import planner
 
@@ -126,7 +126,7 @@ def by_keras(parts: dict[str, dict[str, np.ndarray]], *, l2: float, class_weight
     return sample_weights.by_keras(
         one_output(l2=l2), source, batch_size=BATCH, epochs=EPOCHS, steps=STEPS, class_weight=class_weight,
         loss="binary_crossentropy",
-        weighted_metrics=[counters.AUC(bits=8), tf_keras.metrics.BinaryAccuracy(name="accuracy")],
+        weighted_metrics=[metrics.AUC(bits=8), tf_keras.metrics.BinaryAccuracy(name="accuracy")],
     )  # fmt: skip
 
 

@@ -14,8 +14,8 @@ import pytest
 import table_files
 from support import stated
 
-from psrun.cli import hydra_app
-from psrun.config import overrides
+from psrun.cli import command_line
+from psrun.config import composition
 from psrun.errors import PsrunError
 from psrun.tables import commands, label_guess
 from psrun.tables.profiles import Profiler
@@ -135,11 +135,11 @@ def test_inspections(tmp_path, arguments, says):
 
 
 def test_files_that_a_choice_of_data_reads(snapshot):
-    (problem,) = overrides.problems(["data=csv"], sweeps=False).values()
+    (problem,) = composition.problems_of_arguments(["data=csv"], sweeps=False).values()
     assert str(problem) == snapshot
 
 
 def test_keys_below_null(monkeypatch, says):
     own = ["data=table", "data.path=x.csv", "data.label=y", "data.features.x.dtype=int64"]
     monkeypatch.setattr("sys.argv", ["psrun", "hydra.run.dir=run", *own])
-    says(hydra_app.run, 0.0)
+    says(command_line.run_experiment, 0.0)

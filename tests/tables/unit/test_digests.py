@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import ipc
 
-from psrun.data import digests
+from psrun.data import storage
 from psrun.errors import DataError
 from psrun.tables import columns, formats, preparation, profiles
 from psrun.tables.columns import ColumnSpec
@@ -24,9 +24,9 @@ TICK_S = 0.02  # in which the time of a file changes on any file system that tes
 def read(monkeypatch):
     """The names of the files that were read for their digests; no file is too new to be known."""
     names = []
-    whole = digests._sha256
-    monkeypatch.setattr(digests, "_sha256", lambda name, *rest: names.append(name) or whole(name, *rest))
-    monkeypatch.setattr(digests, "_SETTLED_S", 0.0)
+    whole = storage._sha256
+    monkeypatch.setattr(storage, "_sha256", lambda name, *rest: names.append(name) or whole(name, *rest))
+    monkeypatch.setattr(storage, "_SETTLED_S", 0.0)
     return names
 
 
@@ -40,9 +40,9 @@ def path(tmp_path) -> Path:
 
 def digest(path: Path | str, *, same_process: bool = True) -> str:
     if not same_process:
-        digests._known.clear()
+        storage._known.clear()
     folder = Path(path).parent / "cache" if isinstance(path, Path) else Path("nowhere")
-    return digests.compute([str(path)], folder)[0][1]
+    return storage.digests([str(path)], folder)[0][1]
 
 
 def edited(path: Path) -> None:
@@ -97,7 +97,7 @@ def test_a_file_is_read_once_until_it_changes(path, read):
 
 
 def test_what_has_just_been_written_is_read_each_time(path, read, monkeypatch):
-    monkeypatch.setattr(digests, "_SETTLED_S", 5.0)
+    monkeypatch.setattr(storage, "_SETTLED_S", 5.0)
     assert digest(path) == digest(path)
     assert len(read) == 2
 

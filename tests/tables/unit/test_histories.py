@@ -61,13 +61,13 @@ def test_the_command_writes_rows_a_vocabulary_and_their_description(tmp_path, ca
 
 @pytest.mark.tensorflow
 def test_the_description_is_a_choice_of_data(tmp_path):
-    from psrun.config import compose, parse
-    from psrun.data.load import load_source
+    from psrun.config import composition, parse
+    from psrun.data.loading import load_source
 
     folder = tmp_path / "synthetic"
     commands.main(["synthesize", str(folder), *FEW, "--gzip"])
     pieces = ("data=histories", "model=dense", "data.global_batch_size=16", f"data.cache={tmp_path}/cache")
-    raw = compose.values(compose.compose(["--config-dir", str(folder), *pieces]))
+    raw = composition.values(composition.compose(["--config-dir", str(folder), *pieces]))
     source = load_source(parse.load(raw))
     assert source.features["history"].table == source.features["item"].table == "item"
     assert (source.num_train_examples, source.num_eval_examples) == (300, 100)

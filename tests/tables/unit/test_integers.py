@@ -125,13 +125,13 @@ def test_integers_are_shown_with_all_their_digits(tmp_path, capsys, monkeypatch)
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("file_format", ["csv", "parquet", "tfrecord"])
 def test_kept_columns_of_predictions_have_the_integers_of_the_file(tmp_path, file_format):
-    from psrun.training.evaluation import prediction_files
+    from psrun.roles import checkpoint_modes
 
     table = {kind: pa.array([*ENDS[kind], None], kind) for kind in ENDS}
     table["decimal"] = pa.array([decimal.Decimal(2**64 + each) for each in range(5)], pa.decimal128(38, 0))
     path = tmp_path / f"predictions.{file_format}"
-    with prediction_files.written(path, file_format, prediction_files.Layout()) as write:
-        write(prediction_files.Rows(pa.table(table), {}, {"prediction": np.zeros(5, np.float32)}, {}))
+    with checkpoint_modes.written(path, file_format, checkpoint_modes.Layout()) as write:
+        write(checkpoint_modes.Rows(pa.table(table), {}, {"prediction": np.zeros(5, np.float32)}, {}))
     for name, values in table.items():
         expected = [b"" if value is None else str(value).encode() for value in values.to_pylist()]
         assert converted(path, name, "string", "") == (expected, [])

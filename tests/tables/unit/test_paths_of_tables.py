@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from plain_config import keys_of_problems, plain_config
 
-from psrun.config import compose, parse
+from psrun.config import composition, parse
 
 
 @pytest.mark.parametrize(
@@ -38,4 +38,4 @@ def test_data_files_that_are_missing_are_reported_together(tmp_path):
 
 def test_a_path_that_hydra_cannot_parse_is_one_problem():
     given = ["data=table", "data.path=a[1].csv", "data.label=y"]
-    assert [problem.key for problem in compose.all_problems(given)] == ["data.path"]
+    assert [problem.key for problem in composition.all_problems(given)] == ["data.path"]

@@ -22,11 +22,9 @@ from support import run_config
 from tensorflow.python.data.experimental.ops import distribute
 
 from psrun.config.run_config import RunConfig
-from psrun.data import autoshard
-from psrun.data.fashion_mnist import FashionMnist
-from psrun.data.features import VOCABULARY, HeroFeatures
+from psrun.data import loading
+from psrun.data.datasets import VOCABULARY, FashionMnist, HeroFeatures, Regression
 from psrun.data.lists import of_lengths
-from psrun.data.regression import Regression
 from psrun.data.source import (
     ArraySource,
     DataSource,
@@ -438,7 +436,7 @@ TOGETHER = ("cluster=multi_worker_mirrored", "trainer=fit", "model=dense")
 def policy(source: DataSource, asked: str | None, run: RunConfig | None = None) -> str | None:
     run = run or run_config(*TOGETHER)
     run = replace(run, data=replace(run.data, sharding=asked))
-    return autoshard.policy(run, lambda: source.train(batch_size=20, seed=seed(1)))
+    return loading.sharding_policy(run, lambda: source.train(batch_size=20, seed=seed(1)))
 
 
 def test_what_is_not_chosen_is_as_tensorflow_does_it(tmp_path, capfd):
@@ -455,10 +453,10 @@ def test_what_is_not_chosen_is_as_tensorflow_does_it(tmp_path, capfd):
 
 def test_tensorflows_message_about_too_few_files_is_understood(tmp_path):
     """The message is the only sign of it."""
-    dataset = autoshard.applied(InFiles(folder=str(tmp_path), num_files=2).train(batch_size=20, seed=seed(1)), "file")
+    dataset = loading.sharded(InFiles(folder=str(tmp_path), num_files=2).train(batch_size=20, seed=seed(1)), "file")
     with pytest.raises(tf.errors.InvalidArgumentError) as raised:
         next(iter(distribute._AutoShardDataset(dataset, 3, 0)))
-    problem = autoshard.too_few_files(str(raised.value))
+    problem = loading.too_few_files(str(raised.value))
     assert problem is not None
     assert "fewer files than the 3 workers" in problem.message
-    assert autoshard.too_few_files("something else") is None
+    assert loading.too_few_files("something else") is None

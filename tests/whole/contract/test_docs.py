@@ -19,7 +19,7 @@ from sources import modules, nodes, of_docs
 from support import REPOSITORY
 
 from psrun import errors
-from psrun.cli import commands
+from psrun.cli import command_line
 
 ROOT = REPOSITORY
 FILES = sorted(path.relative_to(ROOT / "conf") for path in (ROOT / "conf").glob("*/*.yaml"))
@@ -50,7 +50,7 @@ def test_every_key_verb_and_error_is_there(pages):
     plain = yaml.safe_load((ROOT / "conf" / "config.yaml").read_text())
     for key in set(plain) - {"hydra"}:
         assert re.search(rf"^{key}:", pages["reference/keys.md"], flags=re.M)
-    for command in commands.words():
+    for command in command_line.command_words():
         assert f"usage: psrun {command} " in pages["reference/commands.md"]
     for name, kind in vars(errors).items():
         if isinstance(kind, type) and issubclass(kind, errors.PsrunError | errors.Interrupted):

@@ -21,10 +21,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ValueType
 from recorded_runs import a_run, a_sweep
 
-from psrun.cli import hydra_app
-from psrun.cli.commands import find
-from psrun.config import arguments as arguments_of_a_run
-from psrun.config import compose, parse
+from psrun.cli import command_line
+from psrun.cli.command_line import find_command
+from psrun.config import composition, groups, parse
 from psrun.errors import ConfigError, ExitCode
 from psrun.runs.sweeps import sweep_state
 
@@ -43,7 +42,7 @@ ROWS = [["age", "city", "COLUMN", "clicked", "bought", "importance"]] + [
 
 def test_the_command_of_the_picture_in_readme_runs_as_it_is():
     (line,) = [each for each in (ROOT / "README.md").read_text().splitlines() if each.startswith("  psrun cluster=")]
-    assert compose.all_problems(shlex.split(line)[1:]) == []
+    assert composition.all_problems(shlex.split(line)[1:]) == []
 
 
 @pytest.fixture
@@ -86,7 +85,7 @@ def test_commands_of_a_page_are_valid(folder, page):
         if arguments[0] in ELSEWHERE or "..." in arguments or _resumes_a_sweep(arguments):
             continue
         try:
-            code = execute(arguments) if find(arguments[0]) else check(arguments)
+            code = execute(arguments) if find_command(arguments[0]) else check(arguments)
         except (ConfigError, SystemExit) as error:
             raise AssertionError(f"psrun {' '.join(arguments)}: {error}") from error
         assert code == ExitCode.DONE, arguments
@@ -118,23 +117,23 @@ def execute(arguments: list[str]) -> ExitCode:
     if arguments[:2] == ["data", "synthesize"]:
         arguments = [*arguments, "--num-examples", "100", "--num-eval-examples", "100"]
     arguments = ["train.csv" if each == "FILE" else each for each in arguments]
-    return find(arguments[0])(arguments[1:])
+    return find_command(arguments[0])(arguments[1:])
 
 
 def check(arguments: list[str]) -> ExitCode:
     """Composes and checks a run, or the first job of a sweep."""
-    given = [each for each in arguments_of_a_run.options_first(arguments) if each not in ("-m", "--cfg", "job")]
+    given = [each for each in groups.options_first(arguments) if each not in ("-m", "--cfg", "job")]
     values = [value for value in map(_first, given) if value]
     of_psrun = not any(each.startswith(("--config-dir", "resume=")) for each in values)
-    composed = composer().compose(values) if of_psrun else hydra_app.composed(values)
-    parse.load(compose.values(composed))
+    composed = composer().compose(values) if of_psrun else command_line.composed(values)
+    parse.load(composition.values(composed))
     return ExitCode.DONE
 
 
 @functools.cache
-def composer() -> compose.Composer:
+def composer() -> composition.Composer:
     """Of runs without files of a user: it reads those of psrun once for all pages."""
-    return compose.Composer([])
+    return composition.Composer([])
 
 
 def _first(argument: str) -> str:
@@ -162,7 +161,7 @@ def test_readme_can_be_followed_in_a_new_folder(shell, tmp_path, whole):
     write_files(tmp_path, text)
     runs = tmp_path / "runs"
     for arguments in commands(text):
-        if whole or "cluster=local" in arguments or _resumes(arguments) or find(arguments[0]):
+        if whole or "cluster=local" in arguments or _resumes(arguments) or find_command(arguments[0]):
             shell(shlex.join(["psrun", *_small(arguments)]), tmp_path)
     assert json.loads((runs / "RUN" / "run.json").read_text())["steps"]["applied"] == 8
     assert (tmp_path / "report.html").stat().st_size > 5e5
@@ -184,7 +183,7 @@ def _reads(arguments: list[str]) -> bool:
 
 
 def _small(arguments: list[str]) -> list[str]:
-    if find(arguments[0]) or "mode=plan" in arguments:
+    if find_command(arguments[0]) or "mode=plan" in arguments:
         return arguments
     if _resumes(arguments):
         return [*arguments, "trainer.epochs=2"]

@@ -9,7 +9,7 @@ from sources import of_docs
 from support import HARNESS
 
 from psrun import parts
-from psrun.cli import hydra_app
+from psrun.cli import command_line
 from psrun.errors import ExitCode
 from psrun.runs import completion
 
@@ -49,7 +49,7 @@ def test_completion(monkeypatch, capfd, line, answers):
 )
 def test_help_and_choices(monkeypatch, capsys, argument, line):
     monkeypatch.setattr(sys, "argv", ["psrun", argument])
-    assert hydra_app.run(0.0) == ExitCode.DONE
+    assert command_line.run_experiment(0.0) == ExitCode.DONE
     assert any(each.startswith(line) for each in capsys.readouterr().out.splitlines())
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from plain_config import choice
 
-from psrun.config import compose, groups
+from psrun.config import composition, groups
 from psrun.config.schema import MISSING
 
 
@@ -24,14 +24,14 @@ def models_without_data() -> list[str]:
 @pytest.mark.parametrize("argument", [*models_without_data(), "data=criteo", "data=table"])
 def test_the_experiment_that_is_named_has_data(tmp_path, monkeypatch, argument):
     monkeypatch.chdir(tmp_path)
-    (message,) = [each.message for each in compose.all_problems([argument]) if each.key == "data.path"]
+    (message,) = [each.message for each in composition.all_problems([argument]) if each.key == "data.path"]
     named = re.findall(r"\b(?:experiment|model)=\w+", message)
     assert named
-    missing = {each.key: each.message for each in compose.all_problems(named)}
+    missing = {each.key: each.message for each in composition.all_problems(named)}
     assert missing.keys() == {"data.path", "data.eval_path"}
     for key in missing:
         assert "to make it: psrun data synthesize" in missing[key]
         path = Path(re.findall(r"'([^']*)'", missing[key])[0].replace("*", "0"))
         path.parent.mkdir(exist_ok=True)
         path.touch()
-    assert compose.all_problems(named) == []
+    assert composition.all_problems(named) == []

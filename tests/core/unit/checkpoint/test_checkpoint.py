@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 from support import flipped, truncated
 
-from psrun.checkpoint import commands, manifest
-from psrun.checkpoint.manifest import Contents, Manifest, Position
-from psrun.checkpoint.store import Store
+from psrun.checkpoint import commands, storage
+from psrun.checkpoint.storage import Contents, Manifest, Position, Store
 from psrun.errors import CheckpointError, ConfigError, ExitCode
 
 TABLE = {"table": {"shape": [8, 2], "dtype": "float32"}}
@@ -200,19 +199,19 @@ def test_shards_may_lie_elsewhere():
 
 def test_a_manifest_with_counts_of_applied_examples_is_read_without_them(store):
     """Checkpoints of earlier versions have them."""
-    path = manifest.path(store.prefix(300))
+    path = storage.manifest_path(store.prefix(300))
     held = json.loads(path.read_text())
     del held["sha256"]
     held["position"]["audit"] = "eJz7"
-    path.write_text(json.dumps({**held, "sha256": manifest.digest(held)}))
+    path.write_text(json.dumps({**held, "sha256": storage.digest(held)}))
     assert store.choose("latest", pytest.fail).position == Position(3, 0)
 
 
 def test_a_manifest_of_another_shape_is_damage(store):
-    path = manifest.path(store.prefix(300))
+    path = storage.manifest_path(store.prefix(300))
     plain = json.loads(path.read_text())
     del plain["sha256"], plain["contents"]
-    path.write_text(json.dumps({**plain, "sha256": manifest.digest(plain)}))
+    path.write_text(json.dumps({**plain, "sha256": storage.digest(plain)}))
     assert "manifest" in store.damage(300)
     path.write_text("[1, 2]")
     assert "manifest" in store.damage(300)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import tensorflow as tf
 
-from psrun.checkpoint.compare import compare
+from psrun.checkpoint.checkpoints import compare
 
 pytestmark = pytest.mark.tensorflow
 

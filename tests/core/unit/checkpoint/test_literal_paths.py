@@ -7,9 +7,8 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-from psrun.checkpoint.compare import compare
-from psrun.checkpoint.literal_paths import literal
-from psrun.checkpoint.sources import KerasCheckpoints
+from psrun.checkpoint.checkpoints import compare, literal
+from psrun.checkpoint.trained_model import KerasCheckpoints
 from psrun.errors import ConfigError
 
 pytestmark = pytest.mark.tensorflow

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from psrun.closures.assigned_weights import AssignedWeights
+from psrun.closures.replicas import AssignedWeights
 
 
 @pytest.mark.tensorflow

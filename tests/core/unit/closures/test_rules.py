@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from psrun.closures.synchronous_steps import Slot, UpdateRounds
+from psrun.closures.scheduling import Slot, UpdateRounds
 from psrun.closures.training_closures import WorkerClocks
 
 TICK, OTHER = True, None

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from psrun.closures.synchronous_steps import SynchronousSteps
+from psrun.closures.scheduling import SynchronousSteps
 
 pytestmark = pytest.mark.tensorflow
 

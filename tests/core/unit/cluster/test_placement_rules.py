@@ -150,10 +150,10 @@ def test_names():
 def test_shards_are_as_many_as_their_sizes_allow(rows, columns, most, shard_bytes):
     import tensorflow as tf
 
-    from psrun.cluster import partitioners
+    from psrun.cluster import strategy
 
     def num_shards(partitioner):
-        counts = partitioners.make(partitioner)(shape=tf.TensorShape([rows, columns]), dtype=tf.float32)
+        counts = strategy.make_partitioner(partitioner)(shape=tf.TensorShape([rows, columns]), dtype=tf.float32)
         assert counts[1] == 1
         return counts[0]
 

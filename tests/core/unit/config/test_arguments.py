@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from psrun.cli import hydra_app
-from psrun.config import compose, groups, overrides, parse
-from psrun.config.arguments import split
+from psrun.cli import command_line
+from psrun.config import composition, groups, parse
+from psrun.config.groups import split_arguments
 from psrun.errors import ExitCode
 
 # An integer, a number, null, a boolean, lists, a mapping, no text.
@@ -20,7 +20,7 @@ NO_CHOICES = ("2", "1.5", "null", "true", "[a,b]", "[]", "{a:1}", "", "''")
 
 def refused(*given: str, sweeps: bool = False) -> list[str]:
     """The keys of the problems of arguments."""
-    return [problem.key for problem in overrides.problems(given, sweeps=sweeps).values()]
+    return [problem.key for problem in composition.problems_of_arguments(given, sweeps=sweeps).values()]
 
 
 @pytest.mark.parametrize("group", [*parse.GROUPS, "experiment", "hydra/launcher", "hydra"])
@@ -48,7 +48,7 @@ def test_values_of_a_sweep_are_choices():
 
 
 def test_a_key_that_only_an_unknown_choice_could_have_is_no_second_problem():
-    assert [problem.key for problem in compose.all_problems(["model=mine", "model.width=3"])] == ["model"]
+    assert [problem.key for problem in composition.all_problems(["model=mine", "model.width=3"])] == ["model"]
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_a_key_that_only_an_unknown_choice_could_have_is_no_second_problem():
     ],
 )
 def test_an_argument_after_an_option_without_a_value_is_no_value(given, options, others):
-    assert split(given) == (options, others)
+    assert split_arguments(given) == (options, others)
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def own(tmp_path, monkeypatch):
 def test_the_choices_of_a_group_are_listed_with_a_line_each(own, monkeypatch, capsys):
     given = own(folder={"model/tiny": "# Ten weights.\n_target_: mine.tiny\n", "model/cnn": "_target_: mine.cnn\n"})
     monkeypatch.setattr("sys.argv", ["psrun", *given, "model=?"])
-    assert hydra_app.run(0.0) == ExitCode.DONE
+    assert command_line.run_experiment(0.0) == ExitCode.DONE
     lines = dict(line.partition("  ")[::2] for line in capsys.readouterr().out.splitlines())
     assert lines["model=tiny"].strip() == "Ten weights."
     assert lines["model=dense"].strip() == "A multilayer perceptron on float features."
@@ -106,7 +106,7 @@ def test_the_files_of_a_user_come_before_psruns(own, tmp_path):
         "first/experiment/smoke.yaml",
     }
     assert groups.replaced([]) == []
-    composer = compose.Composer(given)
+    composer = composition.Composer(given)
     chosen = {name: composer.compose([f"model={name}"]).model._target_ for name in ("dense", "tiny")}
     assert chosen == {"dense": "e.f", "tiny": "c.d"}
 
@@ -114,5 +114,5 @@ def test_the_files_of_a_user_come_before_psruns(own, tmp_path):
 @pytest.mark.parametrize("given", ["-m --help", "--help -m seed=2"])
 def test_what_prints_starts_no_sweep(monkeypatch, capsys, given):
     monkeypatch.setattr("sys.argv", ["psrun", *given.split()])
-    assert hydra_app.run(0.0) == ExitCode.DONE
+    assert command_line.run_experiment(0.0) == ExitCode.DONE
     assert "Choose pieces" in capsys.readouterr().out

@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from psrun import files
-from psrun.cli import hydra_app
-from psrun.config import compose
-from psrun.config.compose import Composer
+from psrun.cli import command_line
+from psrun.config import composition
+from psrun.config.composition import Composer
 from psrun.errors import ConfigError, ExitCode, Interrupted, RunFolderError
 from psrun.roles import run_process
 
@@ -82,7 +82,7 @@ def test_a_signal_that_comes_while_hydra_opens_a_file_is_not_hidden(monkeypatch,
 
     monkeypatch.setattr(pathlib.Path, "open", interrupted_open)
     with pytest.raises(type(raised)) as caught:
-        compose.compose([])
+        composition.compose([])
     assert caught.value is raised
 
 
@@ -93,7 +93,7 @@ def test_loggers_of_the_calling_process_stay_enabled(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["psrun", "hydra.run.dir=run"])
     monkeypatch.setattr(run_process, "execute", lambda *arguments, **options: ExitCode.DONE)
-    hydra_app.run(0.0)
+    command_line.run_experiment(0.0)
     assert not logger.disabled
     assert logger.isEnabledFor(logging.WARNING)  # what a model warns of is in the log
 
@@ -121,7 +121,7 @@ def test_callbacks_of_hydra_are_called_in_a_run(tmp_path, monkeypatch):
     recorder = f"+hydra.callbacks.recorder={{_target_: {__name__}.Recorder}}"
     monkeypatch.setattr(sys, "argv", ["psrun", "hydra.run.dir=run", recorder])
     monkeypatch.setattr(run_process, "execute", lambda *arguments, **options: ExitCode.DONE)
-    hydra_app.run(0.0)
+    command_line.run_experiment(0.0)
     assert Recorder.called == ["on_run_start", "on_job_start", "on_job_end", "on_run_end"]
 
 
@@ -130,7 +130,7 @@ def test_a_reference_to_nothing_in_a_key_of_hydra_is_a_mistake(tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["psrun", f"{key}=${{nope}}"])
     with pytest.raises(ConfigError, match="nope"):
-        hydra_app.run(0.0)
+        command_line.run_experiment(0.0)
 
 
 @pytest.fixture
@@ -147,7 +147,7 @@ def refused(tmp_path, monkeypatch):
         monkeypatch.setenv("HYDRA_FULL_ERROR", "1")  # as the command does
         monkeypatch.setattr(sys, "argv", ["psrun", *own, "hydra.run.dir=run", *arguments])
         with pytest.raises(ConfigError) as raised:
-            hydra_app.run(0.0)
+            command_line.run_experiment(0.0)
         return raised.value
 
     return error_of
@@ -192,16 +192,16 @@ def test_a_file_with_the_name_of_psruns_is_used_and_told(tmp_path, capsys):
     path.parent.mkdir()
     path.write_text("_target_: nowhere.line\nwidth: 1\n")
     arguments = ["--config-dir", str(tmp_path), "model=dense", "model.width=2"]
-    model = compose.compose(arguments).model
+    model = composition.compose(arguments).model
     assert (model._target_, model.width) == ("nowhere.line", 2)
-    hydra_app.note_replaced(arguments)
+    command_line.note_replaced(arguments)
     assert f"model=dense ({path})" in capsys.readouterr().err
 
 
 def test_an_experiment_may_set_what_belongs_to_no_group(tmp_path):
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment" / "tried.yaml").write_text("# @package _global_\nseed: 7\nexport: {at_end: true}\n")
-    composed = compose.values(compose.compose(["--config-dir", str(tmp_path), "experiment=tried"]))
+    composed = composition.values(composition.compose(["--config-dir", str(tmp_path), "experiment=tried"]))
     assert (composed["seed"], composed["export"]) == (7, {"at_end": True, "best": False, "top_k": None})
 
 
@@ -215,14 +215,14 @@ def test_a_disk_that_is_full_before_the_run_begins_is_reported_with_the_folder(t
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")  # as the command does
     monkeypatch.setattr(sys, "argv", ["psrun", f"hydra.run.dir={tmp_path / 'run'}"])
     with pytest.raises(RunFolderError) as raised:
-        hydra_app.run(0.0)
+        command_line.run_experiment(0.0)
     assert str(tmp_path / "run") in str(raised.value)
 
 
 def test_fields_of_hydra_in_the_help_are_filled(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["psrun", "--help", "hydra.help.template=$APP_CONFIG_GROUPS"])
     with pytest.raises(SystemExit):
-        hydra_app.run(0.0)
+        command_line.run_experiment(0.0)
     assert "model: cnn," in capsys.readouterr().out
 
 

@@ -118,7 +118,7 @@ def test_callbacks_that_work_are_let_through(callback, arguments):
 
 def test_a_command_imports_no_sweeps_and_nothing_of_the_configuration_imports_tensorflow():
     code = (
-        "import sys, hydra, psrun.cli.dispatch, psrun.roles.run_process; from psrun.config import parse; "
+        "import sys, hydra, psrun.cli.command_line, psrun.roles.run_process; from psrun.config import parse; "
         "slow = {'importlib.metadata'} if hydra.__version__ < '1.4' else set(); "  # which Hydra 1.4 itself imports
         "print(sorted((slow | {'psrun.runs.sweeps.hydra_sweeps', 'psrun.runs.sweeps.runner'}) & {*sys.modules})); "
         "sys.path.insert(0, 'tests/harness'); import support; support.run_config('model=dense', 'trainer=fit'); "

@@ -17,9 +17,9 @@ from messages import refused
 from plain_config import plain_config, put
 from support import raw_config
 
-from psrun.checkpoint.manifest import Contents
-from psrun.cli import dispatch
-from psrun.config import compose, overrides, parse, targets, topology
+from psrun.checkpoint.storage import Contents
+from psrun.cli import command_line
+from psrun.config import composition, parse, targets, topology
 from psrun.errors import ConfigError, Problem
 
 ARGUMENTS = {
@@ -245,21 +245,21 @@ def written(path: Path, content: str) -> None:
 
 @pytest.mark.parametrize("argument", ARGUMENTS)
 def test_an_argument(argument):
-    (problem,) = overrides.problems([argument], sweeps=False).values()
+    (problem,) = composition.problems_of_arguments([argument], sweeps=False).values()
     assert problem.key == ARGUMENTS[argument] or str(problem).startswith(f"{ARGUMENTS[argument]}: ")
 
 
 @pytest.mark.parametrize("line", COMMAND_LINES)
 def test_a_command_line(monkeypatch, line):
     monkeypatch.setattr("sys.argv", ["psrun", *line.split()])
-    refused(COMMAND_LINES[line], dispatch._dispatch, 0.0)
+    refused(COMMAND_LINES[line], command_line._dispatch, 0.0)
 
 
 @pytest.mark.parametrize("content", FILES)
 def test_a_file(tmp_path, content):
     group, key = FILES[content]
     written(tmp_path / "own" / group / "mine.yaml", content)
-    (problem,) = overrides.problems(["--config-dir", "own", f"{group}=mine"], sweeps=False).values()
+    (problem,) = composition.problems_of_arguments(["--config-dir", "own", f"{group}=mine"], sweeps=False).values()
     assert problem.key == key
 
 
@@ -269,7 +269,7 @@ def test_a_place(tmp_path, case):
     (tmp_path / "own").mkdir()
     written(tmp_path / name, "metric: auc\n")
     own = ["--config-dir", "own"] if name.startswith("own") else []
-    (problem,) = compose.all_problems([*own, *arguments])
+    (problem,) = composition.all_problems([*own, *arguments])
     assert str(problem).startswith(f"{key}: ")
 
 

@@ -79,7 +79,7 @@ def test_a_module_that_hides_nothing_of_the_name_is_not_in_the_way(tmp_path, mon
     (tmp_path / "tf_keras.py").write_text("def model(source): ...\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
-    assert problems_in({"_target_": "psrun.models.dense.dense", "hidden_units": [1]}) == []
+    assert problems_in({"_target_": "psrun.models.model.dense", "hidden_units": [1]}) == []
     assert problems_in({"_target_": "tf_keras.optimizers.SGD"}) == []
 
 

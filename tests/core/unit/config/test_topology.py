@@ -10,7 +10,7 @@ from plain_config import loaded
 from psrun.config import topology
 from psrun.config.topology import Task, make
 from psrun.errors import ConfigError
-from psrun.roles.task_assignment import identify
+from psrun.roles.table import identify
 
 CLUSTER = {"chief": ["c:1"], "worker": ["w:1", "w:2"], "ps": ["p:1"]}
 

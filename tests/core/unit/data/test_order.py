@@ -8,8 +8,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psrun.data.order import Order
-from psrun.data.source import shard_of
+from psrun.data.source import Order, shard_of
 
 pytestmark = pytest.mark.tensorflow
 any_case = settings(deadline=None, derandomize=True, max_examples=20)

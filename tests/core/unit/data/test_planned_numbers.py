@@ -11,7 +11,7 @@ import pytest
 from support import raw_config, run_config
 
 from psrun.config import parse
-from psrun.data import load
+from psrun.data import loading
 from psrun.errors import ConfigError
 from psrun.training.metric_policies import MetricPolicies
 
@@ -41,7 +41,7 @@ class Examples:
 
 def numbers(source: Examples, *pieces: str, told: list[str] | None = None) -> tuple[int, int, int]:
     """Batch size, epochs and steps per epoch."""
-    run = load.planned(run_config(*pieces), source, (told if told is not None else []).append)
+    run = loading.planned(run_config(*pieces), source, (told if told is not None else []).append)
     return run.data.batch_size, run.trainer.num_epochs, run.trainer.num_steps
 
 
@@ -77,32 +77,32 @@ def test_a_default_batch_that_is_too_large_is_reduced_and_said():
 
 def test_a_batch_that_the_user_set_too_large_is_an_error():
     with pytest.raises(ConfigError, match=r"data.global_batch_size: is 64, must be at most 10, the number of training"):
-        load.load_source(run_config("data.num_train_examples=10"))
-    assert load.load_source(run_config("data.num_train_examples=10", AUTO)).num_train_examples == 10
+        loading.load_source(run_config("data.num_train_examples=10"))
+    assert loading.load_source(run_config("data.num_train_examples=10", AUTO)).num_train_examples == 10
 
 
 def test_the_configuration_gets_the_numbers_of_auto():
     run = run_config(AUTO)
-    planned = load.planned(run, Examples(10_000, recommends=100))
+    planned = loading.planned(run, Examples(10_000, recommends=100))
     assert planned.raw["trainer"] == {**run.raw["trainer"], "epochs": 200, "steps_per_epoch": 100}
     assert planned.raw["data"] == {**run.raw["data"], "global_batch_size": 100}
     assert run.raw["trainer"]["epochs"] == "auto"
     assert parse.load(planned.raw) == replace(planned, raw=planned.raw)
-    assert load.planned(planned, Examples(3)) is planned
-    one_pass = load.planned(run_config("trainer.steps_per_epoch=null"), Examples(10_000))
+    assert loading.planned(planned, Examples(3)) is planned
+    one_pass = loading.planned(run_config("trainer.steps_per_epoch=null"), Examples(10_000))
     assert one_pass.raw["trainer"]["steps_per_epoch"] is None  # also over other data, when the run is resumed
 
 
 def test_more_steps_per_execution_than_a_short_epoch_has_are_reduced():
-    run = load.planned(run_config("trainer.steps_per_execution=50", AUTO), Examples(1000, recommends=100))
+    run = loading.planned(run_config("trainer.steps_per_execution=50", AUTO), Examples(1000, recommends=100))
     assert (run.trainer.steps_per_execution, run.trainer.num_steps_packed) == (10, 10)
 
 
 def test_one_pass_of_synchronous_workers_needs_their_number():
     run = run_config("consistency=sync", "cluster=tf_config", AUTO)
-    assert load.planned(run, Examples(10_000)).trainer.num_steps == 100
+    assert loading.planned(run, Examples(10_000)).trainer.num_steps == 100
     with pytest.raises(ConfigError, match=r"trainer.steps_per_epoch: is required with consistency=sync"):
-        load.planned(run, Examples(10_000, recommends=100))
+        loading.planned(run, Examples(10_000, recommends=100))
 
 
 def test_examples_per_replica_that_are_set_win_over_an_automatic_batch_size():
@@ -123,7 +123,7 @@ def test_a_rate_that_is_auto_is_the_one_that_the_data_recommends(recommended, ov
     source = Examples(1000)
     if recommended:
         source.recommended = lambda batch_size: {"learning_rate": 0.003, "learning_rate_falls": True}
-    planned = load.planned(run_config("optimizer=lazy_adam", *overrides), source)
+    planned = loading.planned(run_config("optimizer=lazy_adam", *overrides), source)
     assert (planned.optimizer.options["learning_rate"], planned.learning_rate_falls) == (rate, falls)
     assert planned.raw["optimizer"]["learning_rate"] == (0.02 if rate == 0.02 else "auto")
 

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from psrun.config.choices import Restart, RestartLimits
-from psrun.launch.hang_detector import HangDetector, Silence, TrainingStatus, progress_limit_s
-from psrun.launch.restart_policy import RestartPolicy
+from psrun.launch.losses import HangDetector, RestartPolicy, Silence, TrainingStatus, progress_limit_s
 from psrun.results.task_files import Heartbeat
 
 BEAT = Heartbeat(pid=1, at_s=1000.0, state="training", step=7)

@@ -6,7 +6,7 @@ import pytest
 from omegaconf import OmegaConf
 from support import raw_config, run_config
 
-from psrun.config import compose, gpus, parse
+from psrun.config import composition, parse, topology
 from psrun.errors import ConfigError
 from psrun.results import recorded_config
 
@@ -27,7 +27,7 @@ FIVE = ("data.global_batch_size=null", "data.batch_size_per_replica=5")
     ],
 )
 def test_a_step_has_the_examples_of_all_replicas(monkeypatch, overrides, count):
-    monkeypatch.setattr(gpus, "here", list)
+    monkeypatch.setattr(topology, "gpus_here", list)
     rates = ("optimizer.learning_rate=${scaled:0.5}", "seed=${num_replicas:}")
     run = run_config(*overrides, *FIVE, *rates)
     assert run.data.global_batch_size == 5 * count
@@ -49,7 +49,7 @@ def test_a_step_has_the_examples_of_all_replicas(monkeypatch, overrides, count):
     ],
 )  # fmt: skip
 def test_what_does_not_follow_is_a_problem(monkeypatch, overrides, gpu_names, key, message):
-    monkeypatch.setattr(gpus, "here", lambda: gpu_names)
+    monkeypatch.setattr(topology, "gpus_here", lambda: gpu_names)
     raw = raw_config(*overrides)
     with pytest.raises(ConfigError) as raised:
         parse.load(raw)
@@ -71,9 +71,9 @@ def test_a_rate_is_looked_up_by_the_batch_size(reference, value):
     composed = OmegaConf.create({"cluster": cluster, "data": data, "optimizer": {"learning_rate": reference}})
     if isinstance(value, str):
         with pytest.raises(ConfigError, match=value):
-            compose.plain(composed)
+            composition.plain(composed)
     else:
-        plain = compose.plain(composed)
+        plain = composition.plain(composed)
         assert (plain["optimizer"]["learning_rate"], plain["data"]["global_batch_size"]) == (value, 10)
 
 

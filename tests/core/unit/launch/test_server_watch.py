@@ -10,12 +10,10 @@ from psrun.cluster.probe import ServerStatus
 from psrun.config import choices
 from psrun.config.topology import Task, Topology
 from psrun.errors import TaskLostError
-from psrun.launch import server_watch
-from psrun.launch.hang_detector import TrainingStatus
-from psrun.launch.recoveries import Recoveries, earlier_loss
-from psrun.results.events import Reporter
+from psrun.launch import unsupervised
+from psrun.launch.losses import Recoveries, TrainingStatus, earlier_loss
+from psrun.results.events import PENDING_LOSS, Reporter
 from psrun.results.run_folder import Earlier
-from psrun.results.summary import PENDING
 from psrun.results.task_files import Heartbeat
 
 ADDRESSES = {Task("worker", 0): "w0:1", Task("worker", 1): "w1:1", Task("ps", 0): "p0:1", Task("chief", 0): "c:1"}
@@ -42,9 +40,9 @@ class Watched:
     """A watch that looks a hundred times a second, with time limits to match."""
 
     def __init__(self, monkeypatch, **own_limits):
-        monkeypatch.setattr(server_watch, "_EVERY_S", 0.01)
-        monkeypatch.setattr(server_watch, "sever", lambda others: self.severed.append(others))
-        monkeypatch.setattr(server_watch, "peers", lambda address: {(address, 1)})
+        monkeypatch.setattr(unsupervised, "_EVERY_S", 0.01)
+        monkeypatch.setattr(unsupervised, "sever", lambda others: self.severed.append(others))
+        monkeypatch.setattr(unsupervised, "peers", lambda address: {(address, 1)})
         limits = {"connect_timeout_s": 0.5, "chief_timeout_s": 1, "heartbeat_timeout_s": 0.1, "start_timeout_s": 60}
         limits |= {"progress_timeout_s": 0.4, "progress_factor": 1, "placement": "greedy"}
         limits |= own_limits
@@ -56,7 +54,7 @@ class Watched:
         reporter = Reporter([self.events], started_s=0.0)
         recoveries = Recoveries(reporter)
         self.rows = recoveries.rows
-        self.watch = server_watch.Watch(
+        self.watch = unsupervised.Watch(
             choices.TfConfig("tf_config", **limits), Topology(ADDRESSES, Task("chief", 0)), reporter, recoveries,
             ask=self.ask, training=self.look, give_up=self.given_up.append,
         )  # fmt: skip
@@ -128,7 +126,7 @@ def test_no_progress_ends_the_run_also_when_a_worker_is_lost_for_good(watched, l
 
 
 def test_a_chief_that_was_stopped_and_continued_takes_nobody_for_lost(monkeypatch):
-    monkeypatch.setattr(server_watch, "_HELD_UP_S", 0.3)
+    monkeypatch.setattr(unsupervised, "_HELD_UP_S", 0.3)
     watched = Watched(monkeypatch)
     watched.wait(lambda: watched.asked > 2)
     watched.goes_on, watched.held_up_s = False, 1.0  # longer than each limit
@@ -209,7 +207,7 @@ BEAT = Heartbeat(1, 50.0, "training", step=70)
         ({"status": "running"}, BEAT, ("chief-0", SILENT, 50.0, 70)),
         ({"status": "running", "steps": {"applied": 60}}, None, ("chief-0", SILENT, 9.0, 60)),
         ({"status": "failed", "exit_code": 175, "error": LOST}, BEAT, ("ps-0", "ps-0 has ended", 50.0, 70)),
-        ({"status": "failed", "exit_code": 137, "error": LOST, PENDING: {"task": "worker-0", "cause": "first",
+        ({"status": "failed", "exit_code": 137, "error": LOST, PENDING_LOSS: {"task": "worker-0", "cause": "first",
           "at_s": 2.0, "step": 5}}, None, ("worker-0", "first", 2.0, 5)),
         ({"status": "interrupted", "exit_code": 175, "error": {"message": "interrupted by SIGTERM", "task": "chief-0"},
           "steps": {"applied": 60}}, None, ("chief-0", "interrupted by SIGTERM", 9.0, 60)),

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psrun.layers.layout import RowOrder, StackLayout
+from psrun.layers.lookup import RowOrder, StackLayout
 
 properties = settings(deadline=None, derandomize=True, max_examples=100)
 TABLES = st.lists(st.integers(1, 60), min_size=1, max_size=6).map(tuple)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from psrun.metrics import counters
+from psrun import metrics
 from psrun.program.objective import value_of
 
 pytestmark = pytest.mark.tensorflow
@@ -70,27 +70,27 @@ def test_an_auc_is_that_of_ranks(label, name, in_training, weighted):
     score = scores(name, label)
     weight = np.random.default_rng(2).integers(0, 4, SIZE).astype(np.float32) if weighted else None
     expected = auc_of_pairs(label, score, weight)
-    assert value_of(updated(counters.AUC(), label, score, weight)) == pytest.approx(expected, abs=1e-5)
-    coarse = updated(counters.AUC(bits=8), label, score, weight)
+    assert value_of(updated(metrics.AUC(), label, score, weight)) == pytest.approx(expected, abs=1e-5)
+    coarse = updated(metrics.AUC(bits=8), label, score, weight)
     assert value_of(coarse) == pytest.approx(expected, abs=in_training + 1e-9)
     coarse.reset_state()
     assert value_of(updated(coarse, label, score, weight)) == pytest.approx(expected, abs=in_training + 1e-9)
 
 
 def test_scores_that_no_interval_tells_apart_are_equal(label):
-    assert value_of(updated(counters.AUC(), label, scores("below the smallest interval", label))) == 0.5
+    assert value_of(updated(metrics.AUC(), label, scores("below the smallest interval", label))) == 0.5
 
 
 def test_an_auc_of_logits_is_that_of_ranks_where_probabilities_are_all_1(label):
     logits = (30 + np.random.default_rng(1).normal(size=SIZE) + label).astype(np.float32) - 18
     expected = auc_of_pairs(label, logits)
-    assert value_of(updated(counters.AUC(from_logits=True), label, logits)) == pytest.approx(expected, abs=1e-4)
+    assert value_of(updated(metrics.AUC(from_logits=True), label, logits)) == pytest.approx(expected, abs=1e-4)
 
 
 def test_scores_beyond_0_and_1_count_as_these():
     label = np.array([1, 0, 0, 1], np.float32)
-    beyond = updated(counters.AUC(), label, np.array([3, 1, 0, -1], np.float32), parts=1)
-    assert value_of(beyond) == value_of(updated(counters.AUC(), label, np.array([1, 1, 0, 0], np.float32), parts=1))
+    beyond = updated(metrics.AUC(), label, np.array([3, 1, 0, -1], np.float32), parts=1)
+    assert value_of(beyond) == value_of(updated(metrics.AUC(), label, np.array([1, 1, 0, 0], np.float32), parts=1))
 
 
 @pytest.mark.parametrize("from_logits", [False, True])
@@ -107,7 +107,7 @@ def test_losses_and_calibration_are_their_definitions_over_all_batches(label, fr
         "normalized_entropy": loss / log_loss(label, base, weight),
         "calibration": (weight * probability).sum() / (weight * label).sum(),
     }
-    made = {name: counters.BY_NAME[name](from_logits=from_logits) for name in expected}
+    made = {name: metrics.BY_NAME[name](from_logits=from_logits) for name in expected}
     assert {name: value_of(updated(each, label, score, weight)) for name, each in made.items()} == pytest.approx(
         expected, rel=1e-5
     )
@@ -129,5 +129,5 @@ def test_losses_and_calibration_are_their_definitions_over_all_batches(label, fr
     ],
 )
 def test_one_class(name, label, is_undefined):
-    metric = updated(counters.BY_NAME[name](), np.full(6, label, np.float32), np.full(6, 0.5, np.float32))
+    metric = updated(metrics.BY_NAME[name](), np.full(6, label, np.float32), np.full(6, 0.5, np.float32))
     assert (value_of(metric) is None) == is_undefined

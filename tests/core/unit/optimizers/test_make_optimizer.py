@@ -8,7 +8,7 @@ import tf_keras
 from support import run_config
 from user_optimizers import Lamb, Noisy
 
-from psrun.data import load
+from psrun.data import loading
 from psrun.program import make_optimizer
 from psrun.roles import planner
 from psrun.tf_internals import keras
@@ -21,7 +21,7 @@ OWN = "optimizer._target_=user_optimizers."
 
 def planned(*pieces: str) -> planner.Plan:
     run = run_config(*pieces)
-    return planner.make(run, load.load_source(run))
+    return planner.make(run, loading.load_source(run))
 
 
 def test_optimizers_of_a_model_are_found():

@@ -31,7 +31,7 @@ def message(source: Any, batch: tuple[Any, ...], *, loss: Any = None, metrics: A
     try:
         list(dataset)
     except tf.errors.InvalidArgumentError as error:
-        return batch_checks.message_in(str(error))
+        return batch_checks.wrong_data_in(str(error))
     return None
 
 
@@ -154,7 +154,7 @@ def test_fewer_labels_than_rows_are_refused():
     batches = tf.data.Dataset.zip((features, label)).map(lambda *batch: checks.checked(batch, Place("training")))
     with pytest.raises(tf.errors.InvalidArgumentError) as raised:
         list(batches)
-    assert "has 1 labels for 4 rows" in (batch_checks.message_in(str(raised.value)) or "")
+    assert "has 1 labels for 4 rows" in (batch_checks.wrong_data_in(str(raised.value)) or "")
 
 
 FLOATS = Feature((2,), tf.float32)
@@ -243,7 +243,7 @@ def test_a_shape_that_the_spec_leaves_open_is_checked_in_each_batch():
     next(batches)
     with pytest.raises(tf.errors.InvalidArgumentError) as raised:
         next(batches)
-    found = batch_checks.message_in(str(raised.value))
+    found = batch_checks.wrong_data_in(str(raised.value))
     assert (
         found
         == "SimpleNamespace: a batch has the feature x with the shape (batch, 2), but it is declared as (batch, 3)"

@@ -10,7 +10,7 @@ import tf_keras
 
 from psrun.errors import ConfigError
 from psrun.models.model import Model
-from psrun.program import output_widths
+from psrun.program import objective
 
 pytestmark = pytest.mark.tensorflow
 
@@ -44,13 +44,13 @@ def test_what_keras_compares_without_broadcasting_fits(prediction, label, task, 
     specs = [tf.TensorSpec(shape, tf.float32) for shape in (prediction, label)]
     given = (Model(tf_keras.Sequential()), SimpleNamespace(task=task, num_classes=10))
     if fits:
-        output_widths.check(*specs, *given)
+        objective.check_widths(*specs, *given)
         return
     with pytest.raises(ConfigError, match="model"):
-        output_widths.check(*specs, *given)
+        objective.check_widths(*specs, *given)
 
 
 def test_a_model_with_a_loss_of_its_own_may_return_anything():
     specs = tf.TensorSpec((None, 3), tf.float32), tf.TensorSpec((None, 1), tf.float32)
     for model in (Model(tf_keras.Sequential(), loss="mse"), Model(Computing())):
-        output_widths.check(*specs, model, SimpleNamespace(task="binary", num_classes=1))
+        objective.check_widths(*specs, model, SimpleNamespace(task="binary", num_classes=1))

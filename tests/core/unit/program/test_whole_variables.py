@@ -8,7 +8,7 @@ import tensorflow as tf
 import tf_keras
 from support import run_config
 
-from psrun.data import load
+from psrun.data import loading
 from psrun.program import whole_variables
 from psrun.roles import planner
 
@@ -44,7 +44,7 @@ def test_a_regularizer_that_is_a_sum_over_rows_adds_up_over_shards(regularizer, 
 def test_a_plan_accepts_a_constraint_of_rows():
     run = run_config("model=dense", "~model.hidden_units", "model._target_=user_models.bounded", "+model.kind=rows",
                      "cluster=local", "partitioner=fixed_shards")  # fmt: skip
-    assert planner.make(run, load.load_source(run)).placed
+    assert planner.make(run, loading.load_source(run)).placed
 
 
 def test_a_gradient_in_shards_is_clipped_as_that_of_the_whole_variable():

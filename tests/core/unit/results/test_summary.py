@@ -12,21 +12,17 @@ from sources import PSRUN, modules, nodes
 
 from psrun.config.topology import Task
 from psrun.errors import ConfigError
-from psrun.launch.hang_detector import TrainingStatus
-from psrun.launch.recoveries import Recoveries
+from psrun.launch.losses import Recoveries, TrainingStatus
 from psrun.results import run_state
-from psrun.results.events import Event, Reporter
-from psrun.results.journal import EventReader
+from psrun.results.events import CHANGES, PENDING_LOSS, Event, EventReader, Reporter, fold, staleness_by_worker
 from psrun.results.run_folder import RunFolder, rebuilt
-from psrun.results.staleness import statistics_by_worker
-from psrun.results.summary import CHANGES, PENDING, fold
 
 SHARD = {"variable": "table", "task": "ps-0", "bytes": 8}
 EVALUATION = {"mode": "exact", "examples_seen": 100, "metrics": {"auc": 0.7}}
 LOST = {"task": "chief-0", "at_s": 1.0, "steps_repeated": 0}
 GOOD = {"path": "ckpt-2", "step": 2, "good": True}
 DAMAGED = {"path": "ckpt-1", "step": 1, "good": False}
-STALE = statistics_by_worker({"worker-0": {0: 9, 2: 1}})
+STALE = staleness_by_worker({"worker-0": {0: 9, 2: 1}})
 AS_THEY_ARE = {
     "cluster": {"cluster": {"num_ps": 2}, "versions": {"psrun": "1"}},
     "lookups": {"lookups": [{"name": "ids"}]},
@@ -68,8 +64,8 @@ CASES = [
     ("epoch", {"metrics": {"val_auc": 0.5}}, {"epoch": 2, "metrics": {"loss": 1.0}, "steps": {"applied": 9}},
      {"metrics": {"loss": 1.0}, "steps": {"applied": 9}}),
     ("staleness", {}, {"epoch": 1, **STALE}, {"staleness": STALE}),
-    ("staleness", {"staleness": STALE}, {"epoch": 2, **statistics_by_worker({"worker-1": {7: 1}})},
-     {"staleness": statistics_by_worker({"worker-0": {0: 9, 2: 1}, "worker-1": {7: 1}})}),
+    ("staleness", {"staleness": STALE}, {"epoch": 2, **staleness_by_worker({"worker-1": {7: 1}})},
+     {"staleness": staleness_by_worker({"worker-0": {0: 9, 2: 1}, "worker-1": {7: 1}})}),
     ("evaluation", {"metrics": {"loss": 1.0, "val_auc": 0.5}}, EVALUATION,
      {"metrics": {"loss": 1.0, "val_auc": 0.7}, "evaluation": {"step": 7, **EVALUATION}}),
     ("last_evaluation", {"metrics": {"loss": 1.0, "val_auc": 0.5}}, EVALUATION,
@@ -91,12 +87,12 @@ CASES = [
     ("export", {}, {"path": "export/7"}, {"export": "export/7"}),
     ("predictions", {}, {"path": "p.csv", "count": 3}, {"predictions": {"path": "p.csv", "count": 3, "step": 7}}),
     ("lost", {}, {"task": "ps-0", "cause": "ended", "at_s": 2.0},
-     {PENDING: {"task": "ps-0", "cause": "ended", "at_s": 2.0, "step": 7}}),
+     {PENDING_LOSS: {"task": "ps-0", "cause": "ended", "at_s": 2.0, "step": 7}}),
     ("recovery", {}, LOST, {"recoveries": [LOST]}),
-    ("recovery", {"recoveries": [{**LOST, "at_s": 0.5}], PENDING: {"task": "ps-0"}}, LOST,
-     {"recoveries": [{**LOST, "at_s": 0.5}, LOST], PENDING: None}),
+    ("recovery", {"recoveries": [{**LOST, "at_s": 0.5}], PENDING_LOSS: {"task": "ps-0"}}, LOST,
+     {"recoveries": [{**LOST, "at_s": 0.5}, LOST], PENDING_LOSS: None}),
     ("recoveries", {}, {"rows": []}, {"recoveries": []}),
-    ("recoveries", {PENDING: {"task": "ps-0"}}, {"rows": []}, {"recoveries": [], PENDING: {"task": "ps-0"}}),
+    ("recoveries", {PENDING_LOSS: {"task": "ps-0"}}, {"rows": []}, {"recoveries": [], PENDING_LOSS: {"task": "ps-0"}}),
     ("recoveries", {"recoveries": [{**LOST, "at_s": 0.5}, LOST]}, {"rows": [{**LOST, "steps_repeated": 4}]},
      {"recoveries": [{**LOST, "at_s": 0.5}, {**LOST, "steps_repeated": 4}]}),
     *((kind, {}, data, data) for kind, data in AS_THEY_ARE.items()),

@@ -7,12 +7,12 @@ import threading
 
 import psutil
 
-from psrun.results import system_usage
-from psrun.results.system_usage import Rates, Sampler, Usage, UsageMeter
+from psrun.results import task_files
+from psrun.results.task_files import Rates, Sampler, Usage, UsageMeter
 
 
 def test_the_usage_of_this_process():
-    usage = system_usage.of_this_process()
+    usage = task_files.usage_of_this_process()
     assert 0 < usage.memory_bytes < psutil.virtual_memory().total
     assert 0 < usage.cpu_s <= sum(os.times()[:2]) + 1
     assert usage.received_bytes >= 0 <= usage.sent_bytes
@@ -30,7 +30,7 @@ def test_rates_are_those_since_the_sample_before_of_the_same_process():
 
 def test_samples_become_events_in_longer_and_longer_intervals(monkeypatch):
     """A task that was not heard of again has none; the last sample comes at the end."""
-    monkeypatch.setattr(system_usage, "_LONGER_AFTER", 2)
+    monkeypatch.setattr(task_files, "_LONGER_AFTER", 2)
     waited: list[float] = []
     emitted: list[dict] = []
     clock = [0.0]

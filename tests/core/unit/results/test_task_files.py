@@ -60,8 +60,8 @@ def test_a_heart_is_heard_on_a_full_disk_too(tmp_path, monkeypatch):
 def test_only_the_notified_process_knows_that_the_run_is_over():
     """Two runs on one machine may have servers of the same address, each in its own network."""
     script = (
-        "from psrun.cluster import run_over, strategy\n"
-        "over = run_over.RunOverSignal(); print(bool(over)); strategy.signal_over(); print(bool(over))"
+        "from psrun.cluster import servers, strategy\n"
+        "over = servers.RunOverSignal(); print(bool(over)); strategy.signal_over(); print(bool(over))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.split() == ["False", "True"]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scripted_training import NUM_EVAL, Killed, Script, ScriptedTraining, kept
 from support import run_config
 
-from psrun.checkpoint.manifest import Position
+from psrun.checkpoint.storage import Position
 from psrun.errors import DataExhaustedError, Interrupted, NonFiniteLossError
 from psrun.training.loop import Actions, Piece, TrainingRun
 

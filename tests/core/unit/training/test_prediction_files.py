@@ -14,7 +14,7 @@ import tensorflow as tf
 from pyarrow import parquet
 
 from psrun.errors import ConfigError, PsrunError
-from psrun.training.evaluation import prediction_files as files
+from psrun.roles import checkpoint_modes as files
 
 pytestmark = pytest.mark.tensorflow
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psrun.checkpoint.manifest import Position
-from psrun.data.order import Order
-from psrun.training import resume
+from psrun.checkpoint.storage import Position
+from psrun.data.source import Order
+from psrun.training import checkpointing
 
 pytestmark = pytest.mark.tensorflow
 
@@ -35,7 +35,7 @@ def test_an_epoch_that_was_cut_goes_on_unless_the_batches_or_its_length_changed(
     built = program(order, steps)
     reporter: Any = SimpleNamespace(warn=lambda message: None)
     before = Position(epochs=1, steps=5, scheduled=17, batch=17, order=[96, 8, 1])
-    position = resume.taken_up(built, before, reporter)
+    position = checkpointing.adapted_position(built, before, reporter)
     assert (position.epochs, position.steps) == ((1, 5) if kept else (2, 0))
 
 
@@ -60,10 +60,10 @@ def test_a_position_holds_where_nothing_changed_and_otherwise_no_step_is_too_man
     else:
         again = [*range(max(0, scheduled - dealt), scheduled)] if steps != num_batches else []
         position = Position(epochs, within, scheduled, batch=scheduled, again=again, order=order.geometry)
-    same = resume.taken_up(program(order, steps), position, reporter)
+    same = checkpointing.adapted_position(program(order, steps), position, reporter)
     assert (same.epochs, same.steps, same.batch, [*same.again]) == (epochs, within, position.batch, [*position.again])
     assert warned == []
     for shorter in range(1, steps + 1):
-        taken = resume.taken_up(program(None, shorter), position, reporter)
+        taken = checkpointing.adapted_position(program(None, shorter), position, reporter)
         assert 0 <= taken.steps < shorter
         assert taken.epochs == epochs + (within >= shorter)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from psrun.metrics.gathered import GatheredMetric
+from psrun.parts import GatheredMetric
 from psrun.program.compiled_model import Program
 
 

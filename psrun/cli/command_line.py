@@ -1,0 +1,569 @@
+"""What a command line does: a command of psrun or of a part, or an experiment, new or resumed, composed by Hydra."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import secrets
+import shlex
+import string
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.types import Override
+from hydra.core.utils import run_job
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from rich.console import Console
+from rich.markup import escape
+
+import psrun
+from psrun import files, parts
+from psrun.cli.hydra_context import hydra_context
+from psrun.config import advice, choices, composition, groups, parse, targets
+from psrun.config.choices import KINDS
+from psrun.config.composition import Composer, without_hydra
+from psrun.config.groups import ASKS, key_of, quoted, resume_folder, unquoted
+from psrun.config.parse import RECORDED
+from psrun.config.run_config import MODES, OF_A_RUN
+from psrun.config.schema import did_you_mean
+from psrun.errors import ConfigError, ExitCode, Problem, PsrunError
+from psrun.results import recorded_config, run_state
+from psrun.results.run_folder import CONFIG, HYDRA, RESULT, RunFolder, cannot_be_made, rebuilt
+from psrun.roles import run_process
+
+Command = Callable[[list[str]], ExitCode]
+_CORE_COMMANDS = {"checkpoint": "psrun.checkpoint.commands:main", "init": "psrun.cli.init:main"}
+# Options that a part carries out. They are no words, and no command line begins with them by mistake.
+MULTIRUN = "--multirun"
+COMPLETION = "--shell-completion"
+_TRAINING = ("fit", "run", "train")  # words for what psrun does without a command
+
+
+def find_command(word: str) -> Command | None:
+    """The function of a command, which takes the arguments after the word; None if there is no such command."""
+    name = _CORE_COMMANDS.get(word) or parts.command(word)
+    if name is None:
+        return None
+    command: Command = parts.load(name)
+    return command
+
+
+def command_words() -> list[str]:
+    """The words of all commands, in the order of the alphabet."""
+    found = {*_CORE_COMMANDS}
+    for part in parts.every():
+        found.update(part.commands)
+    return sorted(word for word in found if not word.startswith("-"))
+
+
+def command_words_of_others() -> list[str]:
+    """The words of the commands of other packages, in the order of the alphabet."""
+    found: set[str] = set()
+    for part in parts.others():
+        found.update(part.commands)
+    return sorted(found)
+
+
+def run() -> None:
+    """Runs psrun on `sys.argv` and ends the process."""
+    run_process.to_the_end(_dispatch)
+
+
+def _dispatch(started_s: float) -> ExitCode:
+    arguments = sys.argv[1:]
+    if arguments == ["--version"]:
+        Console().print(f"psrun {psrun.__version__}", highlight=False)
+        return ExitCode.DONE
+    if arguments and arguments[0] == "help":
+        sys.argv[1:] = [*arguments[1:], "--help"]
+        return _dispatch(started_s)
+    if arguments and arguments[0] in ("-sc", COMPLETION):
+        return _completion(arguments[1:])
+    is_torn = len(arguments) > 1 and arguments[1].startswith("=")  # NAME = VALUE
+    if arguments and arguments[0].isidentifier() and not is_torn:
+        return _command(arguments[0], arguments[1:])
+    return run_experiment(started_s)
+
+
+def _completion(arguments: list[str]) -> ExitCode:
+    complete = find_command(COMPLETION)
+    if complete is None:
+        raise ConfigError(parts.with_missing("-sc: completion is not installed"))
+    return complete(arguments)
+
+
+def _command(word: str, arguments: list[str]) -> ExitCode:
+    command = find_command(word)
+    if command is None:
+        raise ConfigError(_no_command(word, arguments))
+    return command(arguments)
+
+
+def _no_command(word: str, others: Sequence[str]) -> str:
+    """The message for a first argument that is no command."""
+    keys = [each for each in others if "=" in each or each.startswith("-")]
+    names = [each for each in others if each not in keys]
+    resumed = f"resume={shlex.quote(names[0])}" if names else "resume=RUN"
+    if word in _TRAINING:
+        command = _line(keys or ["model=NAME"])
+        return f"{word} is no command: psrun trains without one; write {command}"
+    if word == "resume":
+        command = _line([resumed, *keys])
+        return f"resume is a key; write {command}"
+    if word in OF_A_RUN:
+        command = _line([f"mode={word}", resumed, *keys])
+        return f"{word} is a mode; write {command}"
+    if word in MODES:
+        command = _line([f"mode={word}", *keys])
+        return f"{word} is a mode; write {command}"
+    if word in groups.ONE_CHOICE:
+        choice = names[0] if names else "NAME"
+        command = _line([f"{word}={choice}", *keys])
+        message = f"{word} is a group; write {command}. psrun {word}=? lists its choices"
+        return message if choice in groups.choices_of(word, keys) else parts.with_missing(message)
+    guess = did_you_mean(word, command_words())
+    return parts.with_missing(f"unknown command '{word}'.{guess} A run takes GROUP=NAME and KEY=VALUE: see --help")
+
+
+def _line(arguments: Sequence[str]) -> str:
+    return " ".join(["psrun", *arguments])
+
+
+def run_experiment(started_s: float) -> ExitCode:
+    """Runs the command line `sys.argv` in Hydra's grammar: one run, or a sweep with -m.
+
+    Raises:
+      ConfigError: the configuration cannot be composed; lists all problems.
+      RunFolderError: the disk is full.
+      SweepError: the sweep cannot continue.
+      SystemExit: Hydra ends --help and the like.
+    """
+    # Two runs started in the same second do not share a folder.
+    parse.add_resolver("short_id", lambda: secrets.token_hex(2), use_cache=True)
+    parse.add_resolver("run_name", _run_name, use_cache=True)
+    command_line = with_resume_folder(sys.argv[1:])
+    targets.search_modules(resume_folder(command_line))
+    arguments = groups.options_first(command_line)
+    if asked := groups.groups_asked_for(arguments):
+        return _list_choices(asked, arguments)
+    note_replaced(arguments)
+    if groups.prints_something(arguments):
+        return _print_instead_of_run(arguments)
+    groups.require_options_of_a_run(arguments, functools.partial(_key_instead, arguments))
+    if groups.is_sweep(arguments):
+        return _sweep(arguments)
+    if any(key_of(each) == "sweep.search" for each in arguments):
+        raise ConfigError([Problem("sweep.search", "searches by many runs; add -m")])
+    folder = resume_folder(arguments)
+    started_in = None if folder is None else recorded_config.started_in(folder)
+    undo = None if folder is None else RunFolder(folder).snapshot(HYDRA)
+    code = ExitCode.DONE
+    try:
+        code = _run_composed(composed(arguments), command_line, started_s)
+    except PsrunError as error:
+        code = error.exit_code
+        raise _told_where(error, started_in, command_line) from None
+    except composition.HYDRA_ERRORS as error:  # a reference in Hydra's own keys is resolved when the run begins
+        code = ExitCode.USAGE
+        raise ConfigError([composition.problem_of(error)]) from error
+    finally:
+        if undo is not None and code == ExitCode.USAGE:
+            undo()
+    return code
+
+
+def _sweep(arguments: list[str]) -> ExitCode:
+    sweep = find_command(MULTIRUN)
+    if sweep is None:
+        raise ConfigError(parts.with_missing("-m: sweeps are not installed"))
+    return sweep(arguments)
+
+
+def _key_instead(arguments: Sequence[str], option: str, value: str) -> str:
+    """What to write instead of an option that has the name of a key or a group; empty for other names."""
+    name = option.lstrip("-").replace("-", "_")
+    if instead := advice.of_the_environment(name):
+        return instead
+    if name in groups.ONE_CHOICE:
+        return f"write {name}={value}"
+    others = [each for each in groups.split_arguments(arguments)[1] if "=" in each]
+    try:
+        config = composition.compose(others)
+    except ConfigError:
+        config = composition.compose([])
+    keys = advice.places_of(name, composition.values(config))
+    return f"write {' or '.join(f'{key}={value}' for key in keys)}" if keys else ""
+
+
+def composed(arguments: Sequence[str]) -> DictConfig:
+    """The configuration of one run, with Hydra's node `hydra`; of a resumed run, the recorded one with changes.
+
+    Raises:
+      ConfigError: the arguments are wrong, or there is no run to resume; lists all problems.
+    """
+    folder = resume_folder(arguments)
+    if folder is None:
+        return composition.compose(arguments)
+    try:
+        return compose_resumed(arguments, folder)
+    except ConfigError as error:
+        if [problem.key for problem in error.problems] != ["resume"]:
+            raise
+        raise ConfigError([*error.problems, *_problems_of_other_keys(arguments)]) from error
+
+
+def _problems_of_other_keys(arguments: Sequence[str]) -> list[Problem]:
+    """The problems of keys that the arguments of a run name, where the run to resume is not found.
+
+    Without those of keys that the recorded choices of the run may have.
+    """
+    others = [argument for argument in arguments if key_of(argument) != "resume"]
+    named = {key for key in map(key_of, others) if "." not in key or key.partition(".")[0] not in parse.GROUPS}
+    return [problem for problem in composition.all_problems(others) if problem.key in named]
+
+
+def _print_instead_of_run(arguments: list[str]) -> ExitCode:
+    """Prints what an option of Hydra's asks for, such as --help or --cfg."""
+    completes = not {"--shell-completion", "-sc"}.isdisjoint(arguments)
+    sweeps = groups.is_sweep(arguments)
+    if not completes and composition.problems_of_arguments(arguments, sweeps=sweeps):
+        raise ConfigError(composition.all_problems(groups.arguments_of_the_configuration(arguments)))
+    options = groups.split_arguments(arguments)[0]
+    if not {"--help", "-h"}.isdisjoint(options) and (text := _help(arguments)) is not None:
+        sys.stdout.write(f"{text}\n")
+        return ExitCode.DONE
+    if resume_folder(arguments) is not None and options[-2:] == ["--cfg", "job"]:
+        config = composed(groups.arguments_of_the_configuration(arguments))
+        sys.stdout.write(OmegaConf.to_yaml(composition.without_hydra(config)))
+        return ExitCode.DONE
+    try:
+        composition.print_by_hydra(arguments)
+    except composition.HYDRA_ERRORS as error:
+        problems = composition.all_problems(groups.arguments_of_the_configuration(arguments))
+        raise ConfigError(problems or [Problem("", str(error))]) from error
+    return ExitCode.DONE
+
+
+def _help(arguments: list[str]) -> str | None:
+    """The help of the configuration; None if its template is a user's and has fields of Hydra's.
+
+    Hydra lists all choices of all groups for them, also where no field asks for it.
+    """
+    config = composition.compose(groups.arguments_of_the_configuration(arguments))
+    HydraConfig.instance().set_config(config)
+    try:
+        text = string.Template(config.hydra.help.template).substitute()
+    except KeyError:
+        return None
+    words = command_words_of_others()
+    return f"{text}\nOf other packages: {'  '.join(words)}" if words else text
+
+
+def _list_choices(asked: list[str], arguments: list[str]) -> ExitCode:
+    """Prints the choices of groups, a line each.
+
+    Raises:
+      ConfigError: there is no such group.
+    """
+    choices = groups.choices(arguments)
+    unknown = [
+        Problem(name, f"is no group.{did_you_mean(name, choices)} To see all keys: psrun --cfg job")
+        for name in asked
+        if name not in choices
+    ]
+    if unknown:
+        raise ConfigError(unknown)
+    console = Console(highlight=False)
+    for name in asked:
+        width = max(map(len, choices[name]))
+        for choice, path in sorted(choices[name].items()):
+            line = f"{name}={choice:<{width}}  {groups.description(path)}".rstrip()
+            console.print(line, markup=False, soft_wrap=True)
+    return ExitCode.DONE
+
+
+def note_replaced(arguments: list[str]) -> None:
+    """Prints which files of the user's are used instead of psrun's of the same name."""
+    replaced = groups.replaced(arguments)
+    if replaced:
+        names = ", ".join(f"{path.parent.name}={path.stem} ({path})" for path in replaced)
+        console = Console(stderr=True, highlight=False)
+        console.print("[yellow]note:[/yellow]", escape(f"used instead of psrun's own: {names}"), soft_wrap=True)
+
+
+def _run_folder(arguments: list[str], error: OSError) -> Path:
+    """The run folder that Hydra could not create or write to."""
+    folders = [a.partition("=")[2] for a in arguments if a.startswith("hydra.run.dir=")]
+    return Path(unquoted(folders[-1]) if folders else error.filename or "runs").absolute()
+
+
+def _run_name(cluster: str, otherwise: str) -> str:
+    """The folder name of a new run. An engine that starts the command again finds the run by the name."""
+    name = choices.cluster_of_kind(cluster).run_name(os.environ)
+    return otherwise if name is None else name
+
+
+def _run_composed(config: DictConfig, command_line: list[str], started_s: float) -> ExitCode:
+    """Runs a composed run in its folder.
+
+    Raises:
+      ConfigError: the folder cannot be created, or a value is wrong.
+    """
+    if config.hydra.mode == RunMode.MULTIRUN:
+        raise ConfigError([Problem("hydra.mode", "is MULTIRUN; start a sweep with -m")])
+    if config.resume and resume_folder(command_line) is None:
+        message = "is read from the command line only, as resume=RUN_FOLDER without +; remove it elsewhere"
+        raise ConfigError([Problem("resume", message)])
+    codes: list[ExitCode] = []
+    errors: list[PsrunError] = []
+    subdir = config.hydra.output_subdir
+    config.hydra.mode = RunMode.RUN
+    config.hydra.output_subdir = None  # Hydra would write the files in place
+    HydraConfig.instance().set_config(config)  # references in the folder need it
+    files.require_on_disk("hydra.run.dir", config.hydra.run.dir)
+
+    def job(own: DictConfig) -> None:
+        try:
+            codes.append(_job(own, subdir, started_s))
+        except PsrunError as error:  # Hydra would print its own message
+            errors.append(error)
+
+    context = hydra_context(config, None)
+    context.callbacks.on_run_start(config=config, config_name="config")
+    try:
+        finished = run_job(job, config, "hydra.run.dir", None, context)
+    except OSError as error:
+        raise cannot_be_made(_run_folder(command_line, error), error) from error
+    context.callbacks.on_run_end(config=config, config_name="config", job_return=finished)
+    if errors:
+        raise errors[0]
+    if not codes:
+        _ = finished.return_value  # raises the error of the job
+    return codes[0]
+
+
+def _job(own: DictConfig, subdir: str | None, started_s: float) -> ExitCode:
+    settings = HydraConfig.get()
+    folder = Path(settings.runtime.output_dir)
+    plain = composition.plain(own)
+    if subdir is not None:
+        try:
+            write_hydra(folder / subdir, own, subdir)
+        except OSError as error:
+            raise cannot_be_made(folder, error) from error
+    if plain.get("resume") and plain["mode"] == "train" and not _is_in_use(folder):
+        RunFolder(folder).pause_after(None)  # whoever resumes a job of a search wants the rest of its epochs
+    overrides = [override for override in settings.overrides.task if key_of(override) != "resume"]
+    # Keep a folder that the user named, whatever it holds.
+    has_folder = any(key_of(override) == "hydra.run.dir" for override in settings.overrides.hydra)
+    return run_process.execute(plain, folder, overrides, started_s=started_s, keep_unrun=has_folder, is_own=True)
+
+
+def write_hydra(folder: Path, own: DictConfig, subdir: str) -> None:
+    """Writes the files of Hydra, each at once: a process that resumes or watches the run never reads half of one."""
+    hydra: Any = HydraConfig.instance().cfg
+    hydra = hydra.copy()
+    with read_write(hydra.hydra):
+        hydra.hydra.output_subdir = subdir
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, config in (("config", own), ("hydra", hydra), ("overrides", hydra.hydra.overrides.task)):
+        files.write_atomic(folder / f"{name}.yaml", OmegaConf.to_yaml(config))
+
+
+def _is_in_use(folder: Path) -> bool:
+    """Whether a process runs the run in `folder`, as far as can be seen."""
+    try:
+        return files.is_locked(folder)
+    except OSError:  # a file system without locks
+        return False
+
+
+def _told_where(error: PsrunError, started_in: str | None, given: list[str]) -> PsrunError:
+    """The error; if recorded values of a resumed run are wrong here, with the folder in which the run was started."""
+    here = str(Path.cwd())
+    if not isinstance(error, ConfigError) or started_in in (None, here):
+        return error
+    if {problem.key for problem in error.problems} <= {*map(key_of, given)}:
+        return error
+    message = f"the run was started in {started_in}; files and modules are searched in the current folder, {here}"
+    return ConfigError([*error.problems, Problem("resume", message)])
+
+
+def compose_resumed(arguments: Sequence[str], folder: Path, *, into: Path | None = None) -> DictConfig:
+    """The configuration of the run in `folder` as it goes on, with Hydra's node `hydra`.
+
+    Args:
+      into: the folder of a new run with this configuration; None to resume the run.
+
+    Raises:
+      ConfigError: the folder holds no run, or the arguments are wrong; lists all problems.
+    """
+    recorded = _recorded_overrides(folder, arguments)
+    choices = _recorded_choices(folder)
+    arguments = [each for each in arguments if not _names_what_is_gone(each, choices, arguments)]
+    now = [each for each in arguments if not each.startswith("resume=")]
+    now += [f"hydra.run.dir={quoted(into or folder)}"]
+    if into is None:
+        now.append(f"resume={quoted(folder)}")
+    if any(each.startswith("mode=") and each != "mode=train" for each in arguments):
+        now.append("hydra.output_subdir=null")  # leaves the recorded configuration unchanged
+    run = _Recorded(folder, arguments, recorded, choices)
+    return Composer(arguments).compose([*now, *run.explicit], implied=run.implied, prepare=run.lay_over)
+
+
+def with_resume_folder(arguments: Sequence[str]) -> list[str]:
+    """The arguments, with the folder of the run or sweep that `resume` names by its name or by the end of its folder's.
+
+    Raises:
+      ConfigError: several have it.
+    """
+    return [_by_folder(argument) for argument in arguments]
+
+
+def _by_folder(argument: str) -> str:
+    key, _, value = argument.partition("=")
+    if key != "resume" or value in ("", "null", ASKS):
+        return argument
+    try:
+        folder = run_state.find_named(unquoted(value))
+        run_state.require_readable(folder or Path(unquoted(value)))
+    except ConfigError as error:
+        raise ConfigError([Problem("resume", problem.message) for problem in error.problems]) from error
+    return argument if folder is None else f"resume={quoted(folder.absolute())}"
+
+
+def _recorded_overrides(folder: Path, arguments: Sequence[str]) -> list[str]:
+    if any(each.startswith("hydra.run.dir=") for each in arguments):
+        raise ConfigError([Problem("resume", "a resumed run keeps its folder; remove hydra.run.dir")])
+    try:
+        result = json.loads((folder / RESULT).read_text(encoding="utf-8"))
+        recorded: list[str] = result["overrides"]
+    except (OSError, ValueError, KeyError) as error:
+        result = rebuilt(folder)
+        if not result:
+            raise ConfigError([Problem("resume", _no_run_to_resume(folder, error))]) from error
+        recorded = result["overrides"]
+    return recorded
+
+
+def _no_run_to_resume(folder: Path, error: Exception) -> str:
+    if os.path.exists(folder / run_state.SWEEP):
+        return f"{folder} holds a sweep; use psrun -m resume=..."
+    if not os.path.isdir(folder):
+        return f"there is no run in {folder}: no such folder (current folder: {Path.cwd()})"
+    if isinstance(error, FileNotFoundError):
+        return f"there is no run in {folder}: no run.json; name the folder of a run, such as runs/RUN"
+    return f"the run in {folder} cannot be resumed: run.json cannot be read ({error})"
+
+
+class _Recorded:
+    """What a run recorded, beside what the command names now.
+
+    Choices of a person's own groups lie under --config-dir, which need not be given again, and may be gone: what such a
+    choice held is in the run folder.
+
+    Args:
+      folder: the run folder.
+      arguments: those of this command.
+      before: the arguments of the run so far.
+      choices: of the run so far, by group.
+
+    Attributes:
+      explicit: choices among these that still hold and whose files are here.
+      implied: the other choices that still hold and whose files are here, such as defaults.
+    """
+
+    def __init__(
+        self, folder: Path, arguments: Sequence[str], before: Sequence[str], choices: Mapping[str, Any]
+    ) -> None:
+        self._folder = folder
+        self._now = {key_of(each) for each in arguments}
+        self._replaced = {name for name in self._now if name in groups.ONE_CHOICE}
+        self._replaced |= {"data"} if "model" in self._now else set()  # a model selects data
+        composed = folder / HYDRA[0]
+        self._choices = choices
+        self._written: Any = {}
+        if composed.exists():
+            self._written = recorded_config.read(composed)
+        known = {**groups.choices(arguments), **self._choices}
+        held = composition.parsed_overrides([each for each in before if key_of(each) not in self._now])
+        chosen = [each for each in held if composition.is_of_a_group(each, known)]
+        self._keys = [each for each in held if each not in chosen]
+        there = {each.key_or_group: str(each.input_line) for each in chosen if _is_there(each, arguments)}
+        self.explicit = [*there.values()]
+        others = {group.partition("@")[0]: choice for group, choice in self._choices.items() if choice is not None}
+        others = {group: choice for group, choice in others.items() if group in groups.ONE_CHOICE - self._replaced}
+        files = {group: groups.choices_of(group, arguments) for group in others}
+        self.implied = [
+            f"{group}=[{','.join(choice)}]" if isinstance(choice, list) else f"{group}={choice}"
+            for group, choice in others.items()
+            if group not in there
+            and group != "experiment"
+            and "experiment" not in self._now
+            and files[group].keys() >= {*_names_of_choice(choice)}
+        ]
+        self._gone = [str(each.input_line) for each in chosen if each.key_or_group not in there]
+        self._is_incomplete = bool(self._gone) or any(
+            not files[group].keys() >= {*_names_of_choice(choice)} for group, choice in others.items()
+        )
+
+    def lay_over(self, config: DictConfig) -> list[str]:
+        """Puts the recorded configuration into a composed one; returns the arguments of the run that still apply."""
+        kept = self._gone
+        for override in self._keys:
+            problem = composition.set_key(config, override)
+            group = override.key_or_group.partition(".")[0]
+            if problem is None or not ({group, "experiment"} & (self._replaced | self._now)):
+                kept.append(str(override.input_line))
+        nodes: Any = OmegaConf.to_container(without_hydra(config), resolve=False)
+        if self._is_incomplete and "experiment" not in self._now:
+            recorded = {*RECORDED} - self._replaced
+            nodes |= {name: node for name, node in self._written.items() if name in recorded}
+        held = recorded_config.merged(nodes, nodes, self._folder, self._now)
+        with open_dict(config):
+            config.update({name: held[name] for name in RECORDED if name in held})
+            if "experiment" not in self._now:
+                choices = {group: choice for group, choice in self._choices.items() if not group.startswith("hydra/")}
+                replaced = [group for group in choices if group.partition("@")[0] in self._replaced]
+                config.hydra.runtime.choices.update({k: v for k, v in choices.items() if k not in replaced})
+        return kept
+
+
+def _recorded_choices(folder: Path) -> dict[str, Any]:
+    """The choices of the run in `folder`, by group or GROUP@PLACE."""
+    hydra = folder / HYDRA[1]
+    choices: dict[str, Any] = (
+        recorded_config.read(hydra)["hydra"]["runtime"]["choices"] if hydra.exists() else _kinds(folder / CONFIG)
+    )
+    return choices
+
+
+def _names_what_is_gone(argument: str, choices: Mapping[str, Any], arguments: Sequence[str]) -> bool:
+    """Whether an argument repeats a recorded choice whose file is not here: what it held is recorded."""
+    group, value = key_of(argument), argument.partition("=")[2]
+    is_recorded = any(name.partition("@")[0] == group and choice == value for name, choice in choices.items())
+    return is_recorded and value not in groups.choices_of(group, arguments)
+
+
+def _kinds(config: Path) -> dict[str, Any]:
+    """The choices of a run without files of Hydra, as with hydra.output_subdir=null: they have the names of kinds."""
+    nodes = recorded_config.read(config) if config.exists() else {}
+    several = {name: [*nodes[name]] for name in groups.SEVERAL_CHOICES if name in nodes}
+    return several | {name: nodes[name]["kind"] for name in KINDS if "kind" in nodes.get(name, ())}
+
+
+def _names_of_choice(choice: Any) -> list[str]:
+    """The names of the choices of a group, of which a run may have several."""
+    return [str(each) for each in choice] if isinstance(choice, list) else [str(choice)]
+
+
+def _is_there(override: Override, arguments: Sequence[str]) -> bool:
+    """Whether the files of the choices of an override exist; also of one without a choice."""
+    value: Any = override.value()
+    options = groups.choices_of(override.key_or_group, arguments)
+    return override.is_delete() or all(each in options for each in (value if isinstance(value, list) else [value]))

@@ -1,0 +1,389 @@
+"""How parameter servers apply the gradients of steps: step by step, each counted, or averaged in
+rounds.
+
+An execution of a lost worker runs again on another one. The counts tell where it goes on, so that
+no step is applied twice. A server counts a step behind its updates of this step, without a message:
+a step whose worker is lost before all servers have its gradients is applied by some of them. Such a
+step is cut; the others get it later.
+
+The gradients of a round wait in a queue of each parameter server until they are averaged and
+applied once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+import uuid
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+from psrun.closures.stage import Apply, Inputs, Stage, Step
+from psrun.cluster import placement
+from psrun.errors import ConfigError, Problem
+from psrun.program.compiled_model import Program
+from psrun.tf_internals.coordinator import has_ended
+from psrun.tf_internals.strategies import being_scheduled, num_parameter_servers
+
+# A server may still be at work on gradients that have arrived when the chief learns that their worker is lost. Counts
+# are read until they stay the same for this time, or for two steps if that is longer.
+_SETTLED_S = 0.5
+_MOST_READS = 20
+_READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VarHandleOp")
+_HEAD = 2  # the first values of an element: round and slot
+
+
+@dataclass
+class Execution:
+    """An execution in flight.
+
+    Attributes:
+      slot: the place of its counts.
+      before: the count of each server when none of its steps was applied.
+      servers: those that apply it, where it completes a step that the others have applied; None for all.
+      scheduled: its remote value.
+    """
+
+    slot: int
+    num_steps: int
+    before: dict[int, int]
+    servers: Collection[int] | None = None
+    scheduled: Any = field(default=None, repr=False)
+
+
+class AppliedSteps(Stage):
+    """The counts of all executions in flight of one kind of step.
+
+    Args:
+      most: maximum number of executions in flight.
+      is_plain: whether the step is that of Keras, which updates outside of functions, branches and loops.
+
+    Attributes:
+      skipped: servers that do not apply the steps that are traced.
+    """
+
+    def __init__(self, program: Program, most: int, *, is_plain: bool) -> None:
+        self._is_plain = is_plain
+        self._uncounted: dict[int, int] = {}  # steps of a closure in which a server did not update yet
+        self._counts: list[Any] = []
+        with program.distribution.strategy.scope():
+            num_servers = num_parameter_servers()
+        for task in range(num_servers):
+            with tf.device(placement.server_device(task)):
+                self._counts.append(tf.Variable(tf.zeros([2 * most], tf.int32), trainable=False))
+        self._in_slot: list[Execution | None] = [None] * (2 * most)
+        self._next = 0
+        self._updating: set[int] = set()  # servers
+        self._slot: Any = None
+        self.skipped: Collection[int] = ()
+        self._gates = program.distribution.strategy.num_replicas_in_sync == 1
+
+    # -- in a closure
+
+    def inputs(self) -> dict[str, tf.TensorSpec]:
+        """The slot of an execution's counts."""
+        return {"counts": tf.TensorSpec([], tf.int32)}
+
+    def begin(self, inputs: Inputs) -> None:
+        self._slot = inputs["counts"]
+
+    def unrolled(self, num_steps: int) -> contextlib.AbstractContextManager[None]:
+        self._uncounted = {}
+        return contextlib.nullcontext()
+
+    def around(self, step: Step) -> Step:
+        """The servers count a step when they have applied it."""
+
+        def counted(batch: Any) -> Any:
+            num_before = len(_operations())
+            outputs = step(batch)
+            self._count(_operations()[num_before:])
+            return outputs
+
+        return counted
+
+    def update(self, apply: Apply) -> Apply:
+        def update(grads_and_vars: Any, *arguments: Any, **options: Any) -> Any:
+            return apply(self._arrived(grads_and_vars) if self._gates else grads_and_vars, *arguments, **options)
+
+        return update
+
+    def _arrived(self, grads_and_vars: Sequence[tuple[Any, tf.Variable]]) -> list[tuple[Any, tf.Variable]]:
+        """The gradients that are applied. A server applies the first when it has all of a step.
+
+        Thus a lost worker does not leave a server with a part of a step.
+        """
+        by_server: dict[str, list[tuple[Any, tf.Variable]]] = {}
+        for gradient, variable in grads_and_vars:
+            if gradient is not None and _task(variable.device) not in self.skipped:
+                by_server.setdefault(variable.device, []).append((gradient, variable))
+        pairs: list[tuple[Any, tf.Variable]] = []
+        for server, own in by_server.items():
+            parts = [part for gradient, _ in own for part in _parts(gradient)]
+            if len(parts) > 1:
+                with tf.device(server):
+                    parts = tf.raw_ops.IdentityN(input=parts)  # runs when the last one is there
+            gated = iter(parts)
+            for gradient, variable in own:
+                if isinstance(gradient, tf.IndexedSlices):
+                    gradient = tf.IndexedSlices(next(gated), next(gated), gradient.dense_shape)
+                else:
+                    gradient = next(gated)
+                pairs.append((gradient, variable))
+        return pairs
+
+    def _count(self, operations: Sequence[tf.Operation]) -> None:
+        """Counts a step of these operations."""
+        writes = _writes(operations, len(self._counts), is_plain=self._is_plain)
+        for task in self.servers.difference(writes):
+            self._uncounted[task] = self._uncounted.get(task, 0) + 1  # with `dense_sync_every` it has the step later
+        if not self.skipped:
+            self._updating.update(writes)
+        for task, operations in writes.items():
+            if task in self.skipped:
+                continue
+            number = 1 + self._uncounted.pop(task, 0)
+            with tf.device(placement.server_device(task)), tf.control_dependencies(operations):
+                tf.raw_ops.ResourceScatterAdd(resource=self._counts[task].handle, indices=self._slot, updates=number)
+
+    # -- on the chief
+
+    @property
+    def servers(self) -> frozenset[int]:
+        """All parameter servers."""
+        return frozenset(range(len(self._counts)))
+
+    def claim(self, num_steps: int, servers: Collection[int] | None = None) -> Execution:
+        """A slot for an execution. Set its `scheduled` at once; the slot is free again when that has ended."""
+        for _ in self._in_slot:
+            self._next = (self._next + 1) % len(self._in_slot)
+            last = self._in_slot[self._next]
+            if last is None or (last.scheduled is not None and has_ended(last.scheduled)):
+                break
+        else:
+            raise AssertionError("more executions are in flight than there may be")
+        before = dict.fromkeys(range(len(self._counts)), 0) if last is None else self._after(last)
+        execution = Execution(self._next, num_steps, before, servers)
+        self._in_slot[self._next] = execution
+        return execution
+
+    def _after(self, last: Execution) -> dict[int, int]:
+        """The counts of a slot when an execution has ended."""
+        servers = last.before if last.servers is None else last.servers
+        return {task: count + last.num_steps * (task in servers) for task, count in last.before.items()}
+
+    def done(self, execution: Execution, step_s: float) -> dict[int, int]:
+        """How many steps of an execution of a lost worker each server has applied.
+
+        Args:
+          step_s: seconds that a step takes.
+
+        Raises:
+          tf.errors.OpError: a parameter server does not answer.
+        """
+        servers = self._updating if execution.servers is None else execution.servers
+        counts: dict[int, int] = {}
+        for _ in range(_MOST_READS):
+            before = counts
+            counts = {task: int(self._counts[task][execution.slot].numpy()) for task in servers}
+            if counts == before:
+                break
+            time.sleep(max(_SETTLED_S, 2 * step_s))
+        return {
+            task: min(max(count - execution.before[task], 0), execution.num_steps) for task, count in counts.items()
+        }
+
+
+def _task(device: str) -> int | None:
+    """The index of a parameter server; None if the device is not one."""
+    job, _, index = placement.task_of(device).partition("-")
+    return int(index) if job == "ps" else None
+
+
+def _parts(gradient: Any) -> list[tf.Tensor]:
+    """What is sent of a gradient."""
+    return [gradient.values, gradient.indices] if isinstance(gradient, tf.IndexedSlices) else [gradient]
+
+
+def _operations() -> list[tf.Operation]:
+    return tf.compat.v1.get_default_graph().get_operations()
+
+
+def _writes(operations: Sequence[tf.Operation], num_servers: int, *, is_plain: bool) -> dict[int, list[tf.Operation]]:
+    """The operations of a step that change variables, by server.
+
+    If a step may have updates in a function, a branch or a loop, each server waits for all that has variables.
+    """
+    stateful = [each for each in operations if each.op_def.is_stateful and each.type not in _READS]
+    writes: dict[int, list[tf.Operation]] = {}
+    for operation in stateful:
+        task = _task(operation.device)
+        if task is not None:
+            writes.setdefault(task, []).append(operation)
+    if is_plain and writes:
+        return writes
+    within = [
+        each
+        for each in stateful
+        if _task(each.device) is None and any(tensor.dtype == tf.resource for tensor in each.inputs)
+    ]
+    return {task: [*writes.get(task, ()), *within] for task in (writes or range(num_servers))}
+
+
+class GradientRounds(Stage):
+    """Replaces the update of a step by a push of its gradients, and makes the update from those of several workers.
+
+    Gradients never pass the chief. The optimizer clips, decays and updates as it would with the gradients of one large
+    batch: the mean over the slots, in the order of the slots; rows of sparse gradients one after another.
+
+    Raises:
+      ConfigError: a worker has several replicas.
+    """
+
+    def __init__(self, program: Program) -> None:
+        if program.distribution.strategy.num_replicas_in_sync > 1:
+            message = "'sync' is not supported with several replicas per worker; set cluster.replicas_per_worker=1"
+            raise ConfigError([Problem("consistency", message)])
+        self._program = program
+        self._name = f"psrun-{uuid.uuid4().hex}"  # parameter servers may outlive a chief and keep its queues
+        self._queues: dict[str, _Queue] = {}
+        self._head: tuple[tf.Tensor, ...] = ()
+        self._num_pushes = 0
+
+    def inputs(self) -> dict[str, tf.TensorSpec]:
+        """The round, and the slot in it."""
+        return {"round": tf.TensorSpec([], tf.int64), "slot": tf.TensorSpec([], tf.int64)}
+
+    def begin(self, inputs: Inputs) -> None:
+        self._head = inputs["round"], inputs["slot"]
+        self._num_pushes = 0
+
+    def end(self, inputs: Inputs) -> None:
+        """Raises ConfigError if the step does not update exactly once."""
+        if self._num_pushes != 1:
+            message = f"'sync' requires a step that applies gradients once; this one applies {self._num_pushes} times"
+            raise ConfigError([Problem("consistency", message)])
+
+    def gradients(self, apply: Apply) -> Apply:
+        def push(grads_and_vars: Any, *arguments: Any, **options: Any) -> Any:
+            self._push(list(grads_and_vars))
+            return self._program.optimizer.iterations
+
+        return push
+
+    def _push(self, grads_and_vars: Sequence[tuple[Any, Any]]) -> None:
+        by_server: dict[str, list[tuple[Any, Any]]] = {}
+        for gradient, variable in grads_and_vars:
+            if gradient is not None:
+                by_server.setdefault(variable.device, []).append((gradient, variable))
+        self._num_pushes += 1
+        self._queues = {server: _Queue(server, self._name, pairs) for server, pairs in by_server.items()}
+        for server, pairs in by_server.items():
+            self._queues[server].push(self._head, pairs)
+
+    def apply_function(self) -> Any:
+        """A function of a round and its slots, shape (slots,) and sorted, that updates from the gradients of these.
+
+        All of them must have been pushed. Those of earlier rounds, those that are no such slot, and those that are
+        pushed again because a worker was lost are dropped.
+        """
+        program = self._program
+        strategy = program.distribution.strategy
+
+        def replica(number: tf.Tensor, slots: tf.Tensor) -> None:
+            pairs = []
+            for server, queue in self._queues.items():
+                with tf.device(server):
+                    pairs += queue.take(number, slots)
+            program.optimizer.apply_gradients(pairs)
+
+        @tf.function
+        def apply(number: tf.Tensor, slots: tf.Tensor) -> None:
+            with being_scheduled(strategy):
+                strategy.run(replica, args=(number, slots))
+
+        with strategy.scope():
+            return apply.get_concrete_function(tf.TensorSpec([], tf.int64), tf.TensorSpec([None], tf.int64))
+
+
+class _Queue:
+    """The gradients of the variables of one parameter server."""
+
+    def __init__(self, server: str, name: str, grads_and_vars: Sequence[tuple[Any, Any]]) -> None:
+        self._name = f"{name}-{server}"
+        self._sparse = [variable for gradient, variable in grads_and_vars if isinstance(gradient, tf.IndexedSlices)]
+        self._dense: dict[tf.DType, list[Any]] = {}
+        for gradient, variable in grads_and_vars:
+            if not isinstance(gradient, tf.IndexedSlices):
+                self._dense.setdefault(gradient.dtype, []).append(variable)
+        self._server = server
+        # What an element has after its head: of dense gradients all values of a type, of sparse ones values and rows.
+        self._parts: list[tuple[tf.DType, list[int | None]]] = [
+            (dtype, [sum(math.prod(each.shape) for each in variables)]) for dtype, variables in self._dense.items()
+        ]
+        slices = [gradient for gradient, _ in grads_and_vars if isinstance(gradient, tf.IndexedSlices)]
+        for gradient, variable in zip(slices, self._sparse):
+            self._parts += [(gradient.values.dtype, [None, *variable.shape[1:]]), (gradient.indices.dtype, [None])]
+
+    @property
+    def _types(self) -> list[tf.DType]:
+        return [tf.int64] * _HEAD + [dtype for dtype, _ in self._parts]
+
+    def _handle(self) -> tf.Tensor:
+        """The queue, created by its first use on the server."""
+        return tf.raw_ops.FIFOQueueV2(component_types=self._types, shapes=[], capacity=-1, shared_name=self._name)
+
+    def push(self, head: Sequence[tf.Tensor], grads_and_vars: Sequence[tuple[Any, Any]]) -> None:
+        values: list[tf.Tensor] = []
+        for dtype in self._dense:
+            own = [gradient for gradient, _ in grads_and_vars if not isinstance(gradient, tf.IndexedSlices)]
+            values.append(tf.concat([tf.reshape(each, [-1]) for each in own if each.dtype == dtype], 0))
+        for gradient, variable in grads_and_vars:
+            if isinstance(gradient, tf.IndexedSlices):
+                values += [tf.reshape(gradient.values, [-1, *variable.shape[1:]]), gradient.indices]
+        with tf.device(self._server):
+            tf.raw_ops.QueueEnqueueV2(handle=self._handle(), components=[*head, *values])
+
+    def take(self, number: tf.Tensor, slots: tf.Tensor) -> list[tuple[Any, Any]]:
+        """The mean gradients of a round; call on the server."""
+        num_slots = tf.size(slots)
+        arrays = [
+            tf.TensorArray(dtype, num_slots, infer_shape=False, element_shape=shape) for dtype, shape in self._parts
+        ]
+        state = (tf.zeros_like(slots, tf.bool), *arrays)
+        _, *arrays = tf.while_loop(
+            lambda seen, *_: tf.logical_not(tf.reduce_all(seen)),
+            lambda *state: self._take_one(number, slots, *state),
+            state,
+            parallel_iterations=1,
+        )
+        count, parts = tf.cast(num_slots, tf.float32), iter(arrays)
+        pairs: list[tuple[Any, Any]] = []
+        for dtype, variables in self._dense.items():
+            mean = tf.reduce_sum(next(parts).stack(), 0) / tf.cast(count, dtype)
+            sizes = [math.prod(variable.shape) for variable in variables]
+            pairs += [
+                (tf.reshape(each, variable.shape), variable) for each, variable in zip(tf.split(mean, sizes), variables)
+            ]
+        for variable in self._sparse:
+            values, rows = next(parts).concat(), next(parts).concat()
+            shape = tf.constant(variable.shape.as_list(), rows.dtype)
+            pairs.append((tf.IndexedSlices(values / tf.cast(count, values.dtype), rows, shape), variable))
+        return pairs
+
+    def _take_one(self, number: tf.Tensor, slots: tf.Tensor, seen: tf.Tensor, *arrays: Any) -> tuple[Any, ...]:
+        its_round, slot, *values = tf.raw_ops.QueueDequeueV2(handle=self._handle(), component_types=self._types)
+        its_round, slot = tf.ensure_shape(its_round, []), tf.ensure_shape(slot, [])
+        values = [tf.ensure_shape(value, shape) for value, (_, shape) in zip(values, self._parts)]
+        place = tf.equal(slots, slot)
+        wanted = tf.equal(its_round, number) & tf.reduce_any(place & ~seen)
+        index = tf.argmax(tf.cast(place, tf.int32), output_type=tf.int32)
+
+        def keep() -> tuple[Any, ...]:
+            return (seen | place, *(array.write(index, value) for array, value in zip(arrays, values)))
+
+        return tf.cond(wanted, keep, lambda: (seen, *arrays))

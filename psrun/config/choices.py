@@ -1,0 +1,723 @@
+"""The built-in choices of each group: one frozen dataclass each, selected by the node's `kind`. No TensorFlow."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from psrun import parts
+from psrun.config import clusters
+from psrun.config.clusters import (
+    CentralStorage,
+    ClusterChoice,
+    InProcess,
+    Local,
+    Mirrored,
+    MultiWorkerMirrored,
+    NoCluster,
+    OneDevice,
+    OnSeveralMachines,
+    Restart,
+    RestartLimits,
+    Start,
+    Static,
+    Supervised,
+    TfConfig,
+    Unsupervised,
+)
+from psrun.config.schema import AUTO, Choice, at_least, one_of
+from psrun.config.targets import Target
+from psrun.errors import Problem
+
+if TYPE_CHECKING:
+    from psrun.config.run_config import RunConfig
+
+DELAYS = ("constant", "uniform", "geometric", "recorded")
+_TAIL = 0.001  # longer delays than those of all other updates count as the longest of these
+ARTIFACTS = ("config", "result", "export", "best_checkpoint")
+
+
+class _Partitioner:
+    """The interface of every partitioner.
+
+    Attributes:
+      splits: whether it cuts variables into shards at all.
+      num_shards: of every variable; None where that depends on the variable.
+    """
+
+    splits: ClassVar[bool] = True
+    num_shards: int | None = None
+
+
+@dataclass(frozen=True)
+class NoPartitioner(_Partitioner):
+    splits = False
+    kind: str
+
+
+@dataclass(frozen=True)
+class FixedShards(_Partitioner):
+    kind: str
+    num_shards: int = at_least(1)
+
+
+@dataclass(frozen=True)
+class MinSize(_Partitioner):
+    kind: str
+    min_shard_bytes: int = at_least(1)
+    max_shards: int = at_least(1)
+
+
+@dataclass(frozen=True)
+class MaxSize(_Partitioner):
+    kind: str
+    max_shard_bytes: int = at_least(1)
+    max_shards: int | None = at_least(1)
+
+
+@dataclass(frozen=True)
+class OwnPartitioner(_Partitioner):
+    """A custom partitioner, or a callable that returns one, by name.
+
+    Attributes:
+      PARAMETERS: the arguments of TensorFlow's call.
+    """
+
+    PARAMETERS: ClassVar[tuple[str, ...]] = ("shape", "dtype")
+    target: Target
+
+    @property
+    def kind(self) -> str:
+        return self.target.name
+
+
+Partitioner = NoPartitioner | FixedShards | MinSize | MaxSize | OwnPartitioner
+
+
+# Steps unrolled in the graph of an execution: more gain little.
+MAX_UNROLLED_STEPS = 10
+
+
+@dataclass(frozen=True)
+class Hook:
+    """A callable of a `HookContext` that psrun calls during training; exactly one period is set.
+
+    Attributes:
+      every_epochs: call after every N epochs, while no step runs.
+      every_steps: call after every N applied steps, concurrently with steps.
+      every_s: call every N seconds, concurrently with steps.
+    """
+
+    PARAMETERS: ClassVar[tuple[str, ...]] = ("context",)
+    target: Target
+    every_epochs: int | None = None
+    every_steps: int | None = None
+    every_s: float | None = None
+
+
+class _Trainer:
+    """The interface of every trainer.
+
+    Attributes:
+      has_fixed_epochs: whether every epoch has `steps_per_epoch` steps, unless the run is asked to end.
+      uses_fit: whether Keras' fit trains.
+      callbacks: of Keras, for its fit.
+    """
+
+    has_fixed_epochs: ClassVar[bool] = True
+    uses_fit: ClassVar[bool] = False
+    callbacks: Any = ()
+
+
+@dataclass(frozen=True)
+class _Steps(_Trainer):
+    """Common options of trainers.
+
+    Attributes:
+      epochs: a number; 'auto': as the data recommends, or 5.
+      steps_per_epoch: a number; None for one pass over the examples; 'auto': as the data recommends, or 100.
+      steps_per_execution: a number; 'auto': chosen by the measured time of a step; None: ten, or the epoch if it is
+        shorter.
+      prefetch_rows: whether to fetch table rows one step ahead, without the worker's own last update.
+      dense_sync_every: the number of steps between two fetches and pushes of the dense weights.
+      hooks: callables to call during training.
+    """
+
+    kind: str
+    run_eagerly: bool
+    prefetch_rows: bool
+    epochs: int | str = at_least(1, or_else=AUTO)
+    steps_per_epoch: int | str | None = at_least(1, or_else=AUTO)
+    steps_per_execution: int | str | None = at_least(1, or_else=AUTO)
+    dense_sync_every: int = at_least(1)
+    hooks: list[Any] = field(default_factory=list)
+
+    @property
+    def num_epochs(self) -> int:
+        """Epochs of the training; defined after `psrun.data.loading.planned` has inspected the data."""
+        assert isinstance(self.epochs, int)
+        return self.epochs
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of an epoch; defined after `psrun.data.loading.planned` has inspected the data."""
+        assert isinstance(self.steps_per_epoch, int)
+        return self.steps_per_epoch
+
+    @property
+    def num_steps_packed(self) -> int:
+        """Steps of an execution: as configured, else ten, or the epoch if it is shorter."""
+        if isinstance(self.steps_per_execution, int):
+            return self.steps_per_execution
+        return min(10, self.steps_per_epoch) if isinstance(self.steps_per_epoch, int) else 10
+
+
+@dataclass(frozen=True)
+class CustomLoop(_Steps):
+    pass
+
+
+@dataclass(frozen=True)
+class Fit(_Steps):
+    uses_fit = True
+    callbacks: list[Any] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class OwnLoop(_Steps):
+    """A callable of the program and a `LoopSession`, by name.
+
+    Attributes:
+      PARAMETERS: the arguments of psrun's call.
+    """
+
+    PARAMETERS: ClassVar[tuple[str, ...]] = ("program", "session")
+    has_fixed_epochs = False
+    target: Target = field(kw_only=True)
+
+
+Trainer = CustomLoop | Fit | OwnLoop
+
+# By name, as `kind` in conf/.
+PARTITIONERS: dict[str, type] = {
+    "none": NoPartitioner,
+    "fixed_shards": FixedShards,
+    "min_size": MinSize,
+    "max_size": MaxSize,
+}
+TRAINERS: dict[str, type] = {"custom_loop": CustomLoop, "fit": Fit}
+
+
+def staleness_histogram(recorded: Mapping[str, Any]) -> dict[int, int]:
+    """The number of updates by staleness, from `staleness` in run.json or from the part of a worker in it.
+
+    Raises:
+      KeyError, TypeError, ValueError: it has another form.
+    """
+    pairs = {int(staleness): int(number) for staleness, number in recorded["histogram"]}
+    if not pairs or min(pairs) < 0 or min(pairs.values()) < 1:
+        raise ValueError("no updates, or negative numbers")
+    return dict(sorted(pairs.items()))
+
+
+def staleness_of_run(run: str) -> dict[int, int]:
+    """The recorded histogram of a run.
+
+    Args:
+      run: a run folder, or its run.json.
+
+    Raises:
+      ValueError: there is no such file, or no histogram in it; the message says which.
+    """
+    path = Path(run).expanduser()
+    path = path / "run.json" if path.is_dir() else path
+    try:
+        recorded = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror or error}") from error
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from error
+    try:
+        return staleness_histogram(recorded["staleness"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} has no histogram at staleness.histogram") from error
+
+
+def delay_probabilities(kind: str, mean: float | None, run: str | None) -> list[float]:
+    """The probabilities of the delays 0, 1, ...; the last one is not 0.
+
+    Args:
+      kind: one of `KINDS`. Uniform: from 0 to twice the mean.
+      mean: in updates; None if recorded.
+      run: as in `staleness_of_run`; None otherwise.
+
+    Raises:
+      ValueError: the distribution does not exist; the message says why.
+    """
+    if kind == "recorded":
+        if run is None:
+            raise ValueError("is required with consistency.delay=recorded; set it to a run folder")
+        counts = staleness_of_run(run)
+        return _without_tail([counts.get(delay, 0) / sum(counts.values()) for delay in range(max(counts) + 1)])
+    if mean is None:
+        raise ValueError(f"is required with consistency.delay={kind}; set it to a number of updates")
+    if kind == "geometric":
+        share = 1 / (1 + mean)
+        longest = 0 if share == 1 else math.ceil(math.log(_TAIL) / math.log(1 - share))
+        return _without_tail([share * (1 - share) ** delay for delay in range(longest + 1)])
+    most = mean if kind == "constant" else 2 * mean
+    if most != int(most):
+        kind_of_number = "an integer" if kind == "constant" else "a multiple of 0.5"
+        raise ValueError(f"is {mean}, must be {kind_of_number} with consistency.delay={kind}")
+    number = int(most) + 1
+    return [0.0] * (number - 1) + [1.0] if kind == "constant" else [1 / number] * number
+
+
+def _without_tail(values: list[float]) -> list[float]:
+    """Without the tail, whose probability goes to the longest delay that is kept."""
+    up_to = itertools.accumulate(values)
+    longest = next(delay for delay, share in enumerate(up_to) if share > 1 - _TAIL)
+    return [*values[:longest], 1.0 - sum(values[:longest])]
+
+
+class ConsistencyChoice(Choice):
+    """The interface of every consistency mode; the defaults are those of asynchronous training.
+
+    The implementation is a subclass of `psrun.closures.training_closures.TrainingClosures`, called with the
+    `Distribution` and the choice; that of a mode of one process has the methods `begin` and `take` of
+    `psrun.closures.delays.SimulatedDelay`, and is called with the `Program` and the choice.
+
+    Attributes:
+      needs_parameter_servers: whether the mode has a meaning only with parameter servers.
+      one_process: whether the mode has a meaning only without a cluster.
+      max_delay: a round starts once all rounds before the one this many rounds earlier are done; None for no bound.
+      averages: whether an update averages the gradients of several workers; else each gradient is an update.
+      min_workers: the least number of gradients of an update while workers are lost; None for as many as otherwise.
+      staleness: a worker waits while it is more than this many rounds ahead of the slowest one; None for no bound.
+    """
+
+    implementation = "psrun.closures.training_closures:TrainingClosures"
+    needs_parameter_servers: ClassVar[bool] = True
+    one_process: ClassVar[bool] = False
+    kind: str
+    max_delay: int | None = None
+    staleness: int | None = None
+    averages: ClassVar[bool] = False
+    min_workers: int | None = None
+
+    def gradients_per_update(self, num_workers: int) -> int:
+        """The number of batches that an update is computed from."""
+        return 1
+
+    def problems(self, config: RunConfig) -> list[Problem]:
+        """What of a configuration to train the mode does not support."""
+        return []
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The mode and its options, as in run.json."""
+        options: dict[str, Any] = asdict(self)  # type: ignore[call-overload]
+        return {"mode": options.pop("kind"), **options}
+
+    @property
+    def title(self) -> str:
+        """The mode with its options."""
+        mode, *options = self.facts.values()
+        names = [f"{name}={value}" for name, value in zip([*self.facts][1:], options)]
+        return f"{mode} ({', '.join(names)})" if names else mode
+
+
+@dataclass(frozen=True)
+class Asynchronous(ConsistencyChoice):
+    needs_parameter_servers = False
+    kind: str
+
+
+@dataclass(frozen=True)
+class BoundedDelay(ConsistencyChoice):
+    kind: str
+    max_delay: int = at_least(0)
+
+
+@dataclass(frozen=True)
+class StaleSynchronous(ConsistencyChoice):
+    kind: str
+    staleness: int = at_least(0)
+
+
+@dataclass(frozen=True)
+class Synchronous(ConsistencyChoice):
+    """The first gradients of a round are averaged and applied once.
+
+    Attributes:
+      backup_workers: the number of gradients of a round that are not waited for.
+    """
+
+    implementation = "psrun.closures.scheduling:RoundClosures"
+    averages = True
+    kind: str
+    backup_workers: int = at_least(0)
+    min_workers: int | None = at_least(1)
+
+    def gradients_per_update(self, num_workers: int) -> int:
+        return num_workers - self.backup_workers
+
+    def problems(self, config: RunConfig) -> list[Problem]:
+        trainer = config.trainer
+        mode = f"consistency={self.kind}"
+        problems = [
+            Problem(
+                key, f"is {value}, which {mode} does not support: each step waits for the one before; set it to {only}"
+            )
+            for key, value, only in (
+                ("trainer.steps_per_execution", trainer.num_steps_packed, 1),
+                ("trainer.dense_sync_every", trainer.dense_sync_every, 1),
+                ("trainer.prefetch_rows", trainer.prefetch_rows, False),
+            )
+            if value not in (only, "auto")
+        ]
+        if (config.cluster.replicas_per_worker or 1) > 1:
+            problems.append(Problem("cluster.replicas_per_worker", f"must be 1 with {mode}"))
+        if trainer.steps_per_epoch is None and config.num_training_workers is None:
+            message = f"is required with {mode} where the addresses of the cluster decide on the number of workers"
+            problems.append(Problem("trainer.steps_per_epoch", message))
+        return problems
+
+
+@dataclass(frozen=True)
+class Simulated(ConsistencyChoice):
+    """Each gradient is applied a drawn number of updates after its weights were read.
+
+    Attributes:
+      delay: the distribution of that number.
+      mean: its mean, in updates; None if recorded.
+      run: the run folder, or the run.json, whose recorded staleness is reproduced; None otherwise.
+    """
+
+    implementation = "psrun.closures.delays:SimulatedDelay"
+    needs_parameter_servers = False
+    one_process = True
+    kind: str
+    run: str | None
+    delay: str = one_of(*DELAYS)
+    mean: float | None = at_least(0)
+
+    @property
+    def probabilities(self) -> list[float]:
+        """The probabilities of delays of 0, 1, ... updates. Raises ValueError without such a distribution."""
+        return delay_probabilities(self.delay, self.mean, self.run)
+
+    def problems(self, config: RunConfig) -> list[Problem]:
+        problems = []
+        if config.cluster.kind != "none":
+            got = f"got cluster={config.cluster.kind}: choose cluster=none, or async"
+            problems.append(Problem("consistency", f"'simulated' trains in one process; {got}"))
+        if not config.trainer.has_fixed_epochs:
+            problems.append(Problem("trainer", "steps of 'own_loop' cannot be delayed; choose custom_loop or fit"))
+        key, unused = ("run", "mean") if self.delay == "recorded" else ("mean", "run")
+        if getattr(self, unused) is not None:
+            message = f"has no effect with consistency.delay={self.delay}; set it to null"
+            problems.append(Problem(f"consistency.{unused}", message))
+        try:
+            _ = self.probabilities
+        except ValueError as error:
+            problems.append(Problem(f"consistency.{key}", str(error)))
+        return problems
+
+
+# By name, as `kind` in conf/.
+CONSISTENCY_MODES: dict[str, type] = {
+    "async": Asynchronous,
+    "bounded_delay": BoundedDelay,
+    "ssp": StaleSynchronous,
+    "sync": Synchronous,
+    "simulated": Simulated,
+}
+
+
+class EvaluationChoice(Choice):
+    """The interface of every evaluation; the defaults are those of a run without one.
+
+    The implementation is called with the program, and returns a `psrun.training.evaluators.Evaluator`; None where
+    Keras' fit evaluates.
+
+    Attributes:
+      runs_on: 'fit': within Keras' fit; 'coordinator': between epochs, led by the chief; 'evaluator': beside the
+        training, by a separate task; None where nothing is evaluated.
+      sets_worker_aside: whether that task is the last worker.
+      needs_parameter_servers: whether it has a meaning only with parameter servers.
+      is_exact: whether each example counts once.
+      batch_size: examples per evaluation batch; None for the training batch size.
+      user: the feature with the users, for metrics of lists; None: there are none.
+      by: features by whose values metrics are also reported.
+      candidates: what relevant items are ranked among: None: the other evaluation examples of the user; all: all items;
+        a number: that many negatives, drawn for each.
+      sampling: how these are drawn.
+      item: the feature with the items, for candidates.
+      item_features: those that depend on the item, of a model without towers; empty: `item` alone.
+    """
+
+    runs_on: ClassVar[Literal["fit", "coordinator", "evaluator"] | None] = None
+    sets_worker_aside: ClassVar[bool] = False
+    needs_parameter_servers: ClassVar[bool] = False
+    is_exact: ClassVar[bool] = True
+    kind: str
+    batch_size: int | None = None
+    user: str | None = None
+    by: Sequence[str] = ()
+    candidates: int | str | None = None
+    sampling: str = "uniform"
+    item: str | None = None
+    item_features: Sequence[str] = ()
+
+    def is_due(self, epoch: int) -> bool:
+        """Whether it runs between `epoch` and the next one."""
+        return False
+
+    @property
+    def set_for_gathering(self) -> list[str]:
+        """The keys for examples that are gathered (`psrun.parts`), as far as they are set."""
+        names = []
+        for name in ("user", "by", "candidates", "sampling", "item", "item_features"):
+            unset = (getattr(EvaluationChoice, name), list[str]())
+            if getattr(self, name) not in unset:
+                names.append(name)
+        return names
+
+    def refusal_to_group(self, what: str) -> str | None:
+        """The problem with `what`, which needs all examples of a list or a segment once; None if there is none."""
+        if self.runs_on == "fit":
+            return f"is validation, Keras' own, which cannot group examples as {what} needs; choose exact"
+        if not self.is_exact:
+            found = f"is {self.kind}, which counts some examples twice and others not at all"
+            return f"{found}, but {what} needs each example once; choose exact"
+        return None
+
+
+@dataclass(frozen=True)
+class NoEvaluation(EvaluationChoice):
+    kind: str
+
+
+@dataclass(frozen=True)
+class Evaluated(EvaluationChoice):
+    kind: str
+    batch_size: int | None = at_least(1)
+    user: str | None = field(default=None, kw_only=True)
+    by: list[str] = field(default_factory=list, kw_only=True)
+    candidates: int | str | None = field(default=None, kw_only=True, metadata={"at_least": 1, "or_else": "all"})
+    sampling: str = field(default="uniform", kw_only=True, metadata={"choices": ("uniform", "popularity")})
+    item: str | None = field(default=None, kw_only=True)
+    item_features: list[str] = field(default_factory=list, kw_only=True)
+
+
+@dataclass(frozen=True)
+class Validation(Evaluated):
+    implementation = "psrun.training.evaluators:check_validation"
+    runs_on = "fit"
+    every: int = at_least(1)
+
+
+@dataclass(frozen=True)
+class BetweenEpochs(Evaluated):
+    """`every`: after how many epochs."""
+
+    runs_on = "coordinator"
+    every: int = at_least(1)
+
+    def is_due(self, epoch: int) -> bool:
+        return epoch % self.every == 0
+
+
+@dataclass(frozen=True)
+class Direct(BetweenEpochs):
+    implementation = "psrun.training.evaluators:DirectEvaluation"
+
+
+@dataclass(frozen=True)
+class Distributed(BetweenEpochs):
+    implementation = "psrun.training.evaluators:DistributedEvaluation"
+    needs_parameter_servers = True
+    is_exact = False
+
+
+@dataclass(frozen=True)
+class Exact(BetweenEpochs):
+    """`num_shards`: the number of closures; None for a few per worker."""
+
+    implementation = "psrun.training.evaluators:make_exact"
+    num_shards: int | None = at_least(1)
+
+
+@dataclass(frozen=True)
+class Sidecar(Evaluated):
+    """Evaluation by the evaluator task.
+
+    Attributes:
+      every: whether to evaluate each checkpoint, or only the newest.
+      wait_s: limit for the first checkpoint, for a missing chief, and for the last evaluation.
+      max_evaluations: evaluations before the evaluator exits; None for no limit.
+      checkpoint_dir: folder of checkpoints that psrun does not write; None for those of the run.
+      callbacks: Keras callbacks of each evaluation; a mapping with a _target_ each.
+    """
+
+    runs_on = "evaluator"
+    every: str = one_of("each", "latest")
+    wait_s: float = at_least(1)
+    max_evaluations: int | None = at_least(1)
+    checkpoint_dir: str | None = None
+    callbacks: list[Any] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class SidecarThread(Sidecar):
+    """Evaluation by the last worker, which does not join the cluster."""
+
+    sets_worker_aside = True
+
+
+class _Checkpoints:
+    """The interface of every choice of checkpoints.
+
+    Attributes:
+      are_taken: whether psrun takes any; Keras callbacks may, in any case.
+      best_metric: by which checkpoints are compared; None where they are not.
+    """
+
+    are_taken: ClassVar[bool] = False
+    kind: str
+    best_metric: str | None = None
+    best_mode: str = "max"
+    every_epochs: int | None = None
+    every_s: float | None = None
+
+
+@dataclass(frozen=True)
+class NoCheckpoints(_Checkpoints):
+    kind: str
+
+
+@dataclass(frozen=True)
+class EpochCheckpoints(_Checkpoints):
+    """When to save checkpoints (always at the end), and which to keep: the newest, and the best by a metric."""
+
+    are_taken = True
+    kind: str
+    best_metric: str | None = field()
+    best_mode: str = one_of("max", "min")
+    every_epochs: int | None = at_least(1)
+    every_steps: int | None = at_least(1)
+    every_s: float | None = at_least(0)
+    max_to_keep: int = at_least(1)
+
+
+Checkpoints = NoCheckpoints | EpochCheckpoints
+
+
+# By name, as `kind` in conf/.
+EVALUATIONS: dict[str, type] = {
+    "none": NoEvaluation,
+    "validation": Validation,
+    "direct": Direct,
+    "distributed": Distributed,
+    "exact": Exact,
+    "sidecar": Sidecar,
+    "sidecar_thread": SidecarThread,
+}
+CHECKPOINTS: dict[str, type] = {"none": NoCheckpoints, "epoch": EpochCheckpoints}
+
+
+class TrackerChoice(Choice):
+    """The interface of every tracker.
+
+    The implementation is called with the choice and a `psrun.results.tracking.TrackedRun`, in the chief and in
+    the evaluator, and returns a `psrun.results.events.Sink`. Where it raises an error later, the run continues without
+    it.
+    """
+
+    kind: str
+
+    @property
+    def title(self) -> str:
+        """Its name in warnings."""
+        return self.kind
+
+    @property
+    def needs_network(self) -> bool:
+        """Whether it accesses the network without a URL in the configuration."""
+        return False
+
+
+@dataclass(frozen=True)
+class NoTracker(TrackerChoice):
+    kind: str
+
+
+@dataclass(frozen=True)
+class TensorBoard(TrackerChoice):
+    implementation = "psrun.results.tensorboard:TensorBoardSink"
+    title = "TensorBoard"
+    kind: str
+
+
+# By name, as `kind` in conf/.
+TRACKERS: dict[str, type] = {"none": NoTracker, "tensorboard": TensorBoard}
+
+
+__all__ = [
+    "CentralStorage",
+    "Choice",
+    "ClusterChoice",
+    "InProcess",
+    "Local",
+    "Mirrored",
+    "MultiWorkerMirrored",
+    "NoCluster",
+    "OnSeveralMachines",
+    "OneDevice",
+    "Restart",
+    "RestartLimits",
+    "Start",
+    "Static",
+    "Supervised",
+    "TfConfig",
+    "Unsupervised",
+]
+
+# The groups whose choice may be a class of the user's, named by a `_target_`, with the class that it derives from.
+BASES: dict[str, type[Choice]] = {
+    "cluster": ClusterChoice,
+    "consistency": ConsistencyChoice,
+    "evaluation": EvaluationChoice,
+    "tracker": TrackerChoice,
+}
+KINDS: dict[str, dict[str, type]] = {
+    "cluster": clusters.CLUSTERS,
+    "partitioner": PARTITIONERS,
+    "trainer": TRAINERS,
+    "consistency": CONSISTENCY_MODES,
+    "evaluation": EVALUATIONS,
+    "checkpoint": CHECKPOINTS,
+    "tracker": TRACKERS,
+}
+
+
+def of_kind(group: str, kind: str) -> type | None:
+    """The dataclass of a choice, of the core or of a part; None if there is no such choice."""
+    return KINDS[group].get(kind) or parts.choice(group, kind)
+
+
+def cluster_of_kind(kind: object) -> type[ClusterChoice]:
+    """The dataclass of a cluster; of an unknown one its base class, with the answers of a process that trains alone."""
+    found = of_kind("cluster", kind) if isinstance(kind, str) else None
+    return ClusterChoice if found is None else found
+
+
+def kinds(group: str) -> list[str]:
+    """The names of all choices of a group."""
+    return [*KINDS[group], *parts.kinds(group)]

@@ -1,1 +1,0 @@
-"""Metrics of probabilities (`counters`), and the interface of metrics of gathered examples (`gathered`)."""

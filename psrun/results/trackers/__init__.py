@@ -1,1 +1,0 @@
-"""Experiment trackers, beside the run folder and the terminal: one module each."""

@@ -1,1 +1,0 @@
-"""Modes of evaluation. `validation` is part of Model.fit and of the trainer `fit`."""
