@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Protocol
 
 from psrun import parts
 from psrun.config import clusters
@@ -27,15 +27,13 @@ from psrun.config.clusters import (
     Start,
     Static,
     Supervised,
+    TaskKeys,
     TfConfig,
     Unsupervised,
 )
 from psrun.config.schema import AUTO, Choice, at_least, one_of
 from psrun.config.targets import Target
 from psrun.errors import Problem
-
-if TYPE_CHECKING:
-    from psrun.config.run_config import RunConfig
 
 DELAYS = ("constant", "uniform", "geometric", "recorded")
 _TAIL = 0.001  # longer delays than those of all other updates count as the longest of these
@@ -285,6 +283,21 @@ def _without_tail(values: list[float]) -> list[float]:
     return [*values[:longest], 1.0 - sum(values[:longest])]
 
 
+class TrainingRun(Protocol):
+    """What a consistency mode may ask of a run to train: of its `psrun.config.run_config.RunConfig`."""
+
+    @property
+    def cluster(self) -> ClusterChoice: ...
+
+    @property
+    def trainer(self) -> Trainer: ...
+
+    @property
+    def num_training_workers(self) -> int | None:
+        """The number of workers that train; None where the addresses of the cluster decide."""
+        ...
+
+
 class ConsistencyChoice(Choice):
     """The interface of every consistency mode; the defaults are those of asynchronous training.
 
@@ -314,7 +327,7 @@ class ConsistencyChoice(Choice):
         """The number of batches that an update is computed from."""
         return 1
 
-    def problems(self, config: RunConfig) -> list[Problem]:
+    def problems(self, config: TrainingRun) -> list[Problem]:
         """What of a configuration to train the mode does not support."""
         return []
 
@@ -367,7 +380,7 @@ class Synchronous(ConsistencyChoice):
     def gradients_per_update(self, num_workers: int) -> int:
         return num_workers - self.backup_workers
 
-    def problems(self, config: RunConfig) -> list[Problem]:
+    def problems(self, config: TrainingRun) -> list[Problem]:
         trainer = config.trainer
         mode = f"consistency={self.kind}"
         problems = [
@@ -412,7 +425,7 @@ class Simulated(ConsistencyChoice):
         """The probabilities of delays of 0, 1, ... updates. Raises ValueError without such a distribution."""
         return delay_probabilities(self.delay, self.mean, self.run)
 
-    def problems(self, config: RunConfig) -> list[Problem]:
+    def problems(self, config: TrainingRun) -> list[Problem]:
         problems = []
         if config.cluster.kind != "none":
             got = f"got cluster={config.cluster.kind}: choose cluster=none, or async"
@@ -685,6 +698,7 @@ __all__ = [
     "Start",
     "Static",
     "Supervised",
+    "TaskKeys",
     "TfConfig",
     "Unsupervised",
 ]

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from psrun.config import topology
 from psrun.config.schema import Choice, at_least, one_of
-from psrun.config.topology import Topology
+from psrun.config.topology import JOBS, Topology
 from psrun.errors import ConfigError, Problem
-
-if TYPE_CHECKING:
-    from psrun.config.run_config import RunConfig
 
 ISOLATE = ("auto", True, False)
 PLACEMENT_RULES = ("greedy", "round_robin")  # functions of psrun.cluster.placement
@@ -31,6 +28,31 @@ class Start:
     name: str = ""
     may_find_run: bool = False
     patience_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class TaskKeys:
+    """The task of `cluster=static` that this process runs."""
+
+    type: str | None = one_of(*JOBS, "master", None)
+    index: int = at_least(0)
+
+
+class ClusterRun(Protocol):
+    """What a cluster may ask of a run with it: of its `psrun.config.run_config.RunConfig`."""
+
+    @property
+    def task(self) -> TaskKeys: ...
+
+    @property
+    def num_tasks(self) -> dict[str, int]:
+        """How many tasks each job has, of a cluster of processes whose size the configuration decides."""
+        ...
+
+    @property
+    def submission(self) -> object:
+        """The settings of the engine, of a dataclass in `psrun.parts.Part.settings`; None without any."""
+        ...
 
 
 class ClusterChoice(Choice):
@@ -121,7 +143,7 @@ class ClusterChoice(Choice):
         """
         return False
 
-    def topology(self, run: RunConfig, environment: Mapping[str, str]) -> Topology | None:
+    def topology(self, run: ClusterRun, environment: Mapping[str, str]) -> Topology | None:
         """The tasks of the run, with the task of this process; None for a run of a single process.
 
         Raises:
@@ -129,7 +151,7 @@ class ClusterChoice(Choice):
         """
         return None
 
-    def problems(self, config: RunConfig) -> list[Problem]:
+    def problems(self, config: ClusterRun) -> list[Problem]:
         """The problems with the rest of the configuration."""
         return []
 
@@ -220,7 +242,7 @@ class Supervised(ClusterChoice):
     implementation: ClassVar[str] = "psrun.launch.backend:LocalBackend"
     restart: RestartLimits
 
-    def start(self, run: RunConfig, environment: Mapping[str, str]) -> Start:
+    def start(self, run: ClusterRun, environment: Mapping[str, str]) -> Start:
         """This start of the run; asked in the process that starts its tasks.
 
         Raises:
@@ -228,7 +250,7 @@ class Supervised(ClusterChoice):
         """
         return Start()
 
-    def topology(self, run: RunConfig, environment: Mapping[str, str]) -> Topology | None:
+    def topology(self, run: ClusterRun, environment: Mapping[str, str]) -> Topology | None:
         return topology.from_tf_config(environment.get("TF_CONFIG"))
 
     @property
@@ -262,7 +284,7 @@ class MultiWorkerMirrored(_StartedHere, Supervised):
     def title(self) -> str:
         return f"{self.kind} ({self.num_workers} workers)"
 
-    def topology(self, run: RunConfig, environment: Mapping[str, str]) -> Topology | None:
+    def topology(self, run: ClusterRun, environment: Mapping[str, str]) -> Topology | None:
         return topology.from_tf_config(environment.get("TF_CONFIG"), needed=("chief",))
 
 
@@ -292,7 +314,7 @@ class Unsupervised(OnSeveralMachines):
     started_elsewhere: ClassVar[bool] = True
     fits_in_sweep: ClassVar[bool] = False
 
-    def topology(self, run: RunConfig, environment: Mapping[str, str]) -> Topology | None:
+    def topology(self, run: ClusterRun, environment: Mapping[str, str]) -> Topology | None:
         return topology.from_tf_config(environment.get("TF_CONFIG"))
 
 
@@ -315,7 +337,7 @@ class Static(_Addressed):
 
     addresses: dict[str, Any] = field(kw_only=True)
 
-    def topology(self, run: RunConfig, environment: Mapping[str, str]) -> Topology:
+    def topology(self, run: ClusterRun, environment: Mapping[str, str]) -> Topology:
         task = run.task
         if task.type is None:
             message = "must be given with cluster=static: task.type=... task.index=..."

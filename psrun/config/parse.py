@@ -36,7 +36,6 @@ from psrun.config.run_config import (
     RunKeys,
     SweepKeys,
     SystemKeys,
-    TaskKeys,
 )
 from psrun.config.schema import AUTO, at_least, one_of
 from psrun.config.targets import Target
@@ -169,7 +168,7 @@ _PERIODS = tuple(field.name for field in dataclasses.fields(_HookKeys))
 @dataclass(frozen=True)
 class _Top:
     run: RunKeys
-    task: TaskKeys
+    task: choices.TaskKeys
     export: ExportKeys
     predict: PredictKeys
     early_stopping: EarlyStopping

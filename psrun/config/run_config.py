@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from psrun.config import choices
 from psrun.config.schema import at_least, one_of
 from psrun.config.targets import Target
-from psrun.config.topology import EVALUATOR, JOBS, Task
+from psrun.config.topology import EVALUATOR, Task
 from psrun.errors import Problem
 from psrun.files import is_pattern
 
@@ -155,14 +155,6 @@ class ModelKeys:
         """The keys that have a value."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in values.items() if value is not None}
-
-
-@dataclass(frozen=True)
-class TaskKeys:
-    """The task of `cluster=static` that this process runs."""
-
-    type: str | None = one_of(*JOBS, "master", None)
-    index: int = at_least(0)
 
 
 @dataclass(frozen=True)
@@ -309,7 +301,7 @@ class RunConfig:
     checkpoint: choices.Checkpoints
     trackers: Mapping[str, choices.TrackerChoice]
     submission: object
-    task: TaskKeys
+    task: choices.TaskKeys
     export: ExportKeys
     predict: PredictKeys
     early_stopping: EarlyStopping

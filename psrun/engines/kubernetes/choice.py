@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from psrun.config.clusters import Unsupervised
-from psrun.config.run_config import RunConfig
+from psrun.config.clusters import ClusterRun, Unsupervised
 from psrun.config.schema import at_least
 from psrun.config.topology import Topology
 from psrun.engines.kubernetes import pods
@@ -34,5 +33,5 @@ class Kubernetes(Unsupervised):
             "use the kubectl command for deletion that psrun submit kubernetes printed"
         )
 
-    def topology(self, run: RunConfig, environment: Mapping[str, str]) -> Topology:
+    def topology(self, run: ClusterRun, environment: Mapping[str, str]) -> Topology:
         return pods.from_environment(run, environment)

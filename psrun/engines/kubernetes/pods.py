@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from psrun.config import topology
-from psrun.config.run_config import RunConfig
+from psrun.config.clusters import ClusterRun
 from psrun.config.topology import JOBS, Task, Topology
 from psrun.engines.kubernetes.settings import KubernetesKeys
 from psrun.errors import ConfigError, Problem
@@ -31,7 +31,7 @@ def address(settings: KubernetesKeys, task: Task) -> str:
     return f"{host(settings, task)}.{settings.name}:{settings.port}"
 
 
-def from_environment(run: RunConfig, environment: Mapping[str, str]) -> Topology:
+def from_environment(run: ClusterRun, environment: Mapping[str, str]) -> Topology:
     """The topology of the run's pods, with the task of this pod.
 
     Raises:

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from psrun.config import topology
-from psrun.config.clusters import Local
-from psrun.config.run_config import RunConfig
+from psrun.config.clusters import ClusterRun, Local
 from psrun.config.schema import at_least, one_of
 from psrun.errors import Problem
 
@@ -56,7 +55,7 @@ class Ray(Local):
     def spans_machines(self) -> bool:
         return self.address is not None
 
-    def problems(self, config: RunConfig) -> list[Problem]:
+    def problems(self, config: ClusterRun) -> list[Problem]:
         if self.address is None:
             return []
         found = []

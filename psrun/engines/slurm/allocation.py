@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from psrun.config.run_config import RunConfig
+from psrun.config.clusters import ClusterRun
 from psrun.config.topology import EVALUATOR
 from psrun.errors import ConfigError, ExitCode, Problem
 
@@ -52,7 +52,7 @@ def run_name(environment: Mapping[str, str]) -> str | None:
     return f"slurm-{environment[JOB_ID]}-{zlib.crc32(repr(sys.argv[1:]).encode()):08x}"
 
 
-def job_of(run: RunConfig, environment: Mapping[str, str]) -> Job:
+def job_of(run: ClusterRun, environment: Mapping[str, str]) -> Job:
     """The job of a process that is to start the tasks of the run.
 
     Raises:
@@ -98,7 +98,7 @@ def options(job: Job, num_tasks: int, environment: Mapping[str, str]) -> list[tu
     return found
 
 
-def described(run: RunConfig) -> str:
+def described(run: ClusterRun) -> str:
     """The tasks of the run, such as 'chief, 2 ps, 2 workers'."""
     single = ("chief", EVALUATOR.job)
     titles = [

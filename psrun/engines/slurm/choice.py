@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from psrun.config.clusters import OnSeveralMachines, RestartLimits, Start, Supervised
-from psrun.config.run_config import RunConfig
+from psrun.config.clusters import ClusterRun, OnSeveralMachines, RestartLimits, Start, Supervised
 from psrun.config.schema import at_least
 from psrun.engines.slurm import allocation, commands
 from psrun.errors import ClusterError, Problem
@@ -91,11 +90,11 @@ class Slurm(OnSeveralMachines, Supervised):
             raise ClusterError(f"{error}; where Slurm's commands are: {command}") from error
         return True
 
-    def start(self, run: RunConfig, environment: Mapping[str, str]) -> Start:
+    def start(self, run: ClusterRun, environment: Mapping[str, str]) -> Start:
         job = allocation.job_of(run, environment)
         return Start(name=job.key, may_find_run=True, patience_s=job.patience_s)
 
-    def problems(self, config: RunConfig) -> list[Problem]:
+    def problems(self, config: ClusterRun) -> list[Problem]:
         settings = config.submission
         save_s = self.restart.stop_timeout_s
         if not isinstance(settings, SlurmJob) or settings.warn_s > save_s:
