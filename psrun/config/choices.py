@@ -37,6 +37,8 @@ from psrun.errors import Problem
 
 DELAYS = ("constant", "uniform", "geometric", "recorded")
 _TAIL = 0.001  # longer delays than those of all other updates count as the longest of these
+MAX_UNROLLED_STEPS = 10  # in the graph of an execution: more gain little
+WHOLE_FILES = (".keras", ".h5", ".hdf5")  # of a model, as one file
 ARTIFACTS = ("config", "result", "export", "best_checkpoint")
 
 
@@ -97,10 +99,6 @@ class OwnPartitioner(_Partitioner):
 Partitioner = NoPartitioner | FixedShards | MinSize | MaxSize | OwnPartitioner
 
 
-# Steps unrolled in the graph of an execution: more gain little.
-MAX_UNROLLED_STEPS = 10
-
-
 @dataclass(frozen=True)
 class Hook:
     """A callable of a `HookContext` that psrun calls during training; exactly one period is set.
@@ -130,6 +128,11 @@ class _Trainer:
     has_fixed_epochs: ClassVar[bool] = True
     uses_fit: ClassVar[bool] = False
     callbacks: Any = ()
+
+    @property
+    def callback_checkpoint_dir(self) -> str | None:
+        """The folder of a ModelCheckpoint whose weights the evaluator task can read; None if there is none."""
+        return None
 
 
 @dataclass(frozen=True)
@@ -184,6 +187,21 @@ class CustomLoop(_Steps):
 class Fit(_Steps):
     uses_fit = True
     callbacks: list[Any] = field(default_factory=list)
+
+    @property
+    def callback_checkpoint_dir(self) -> str | None:
+        for node in self.callbacks:
+            if callback_name(node) != "ModelCheckpoint" or not node.get("save_weights_only"):
+                continue
+            path = str(node.get("filepath", ""))
+            if not path.endswith(WHOLE_FILES):
+                return path.partition("{")[0].rpartition("/")[0] or "."
+        return None
+
+
+def callback_name(node: Mapping[str, Any]) -> str:
+    """The name of the class of a Keras callback."""
+    return str(node["_target_"]).rpartition(".")[2]
 
 
 @dataclass(frozen=True)

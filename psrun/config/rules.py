@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from psrun import files, parts
-from psrun.config import choices, run_config, schema, targets
+from psrun.config import choices, schema, targets
 from psrun.config.run_config import OF_A_RUN, ModelKeys, RunConfig
 from psrun.errors import Problem
 
@@ -31,6 +32,14 @@ WITHOUT_AVERAGES = (
     "but evaluations, checkpoints and exports use the weights, not their moving averages; set it to false. A learning "
     "rate that falls to 0, such as tf_keras.optimizers.schedules.CosineDecay, has a similar effect"
 )
+# Keras callbacks that do not work in a run (tf-keras 2.21). `psrun.training.fit` checks what requires their class.
+_MONITORS = {"EarlyStopping": "val_loss", "ReduceLROnPlateau": "val_loss", "ModelCheckpoint": "val_loss"}  # by default
+_BACKUPS = ("BackupAndRestore", "BackupAndRestoreExperimental")
+TWO_RESTORES = (
+    "BackupAndRestore would overwrite the variables that psrun restores from its checkpoint; remove it, or choose "
+    "checkpoint=none"
+)
+_BY_BATCH = "needs batch-level calls, which workers do not make; remove it: psrun"
 _NAME = re.compile(r"[^\W_]([\w.+ -]*[\w.+])?")
 _LONGEST_NAME = 100
 
@@ -39,11 +48,11 @@ def problems_of_model_keys(keys: ModelKeys) -> list[Problem]:
     """The problems of `model.loss`, `model.metrics` and `model.class_weight` that are visible without Keras."""
     problems = list[Problem]()
     for key, node in _each_loss(keys.loss):
-        _check_name(node, key, "losses", problems)
+        _check_loss_or_metric(node, key, "losses", problems)
     for key, node in _each_metric(keys.metrics):
-        _check_name(node, key, "metrics", problems)
+        _check_loss_or_metric(node, key, "metrics", problems)
     if keys.class_weight is not None:
-        problems += _of_class_weight(keys.class_weight)
+        problems += _check_class_weight(keys.class_weight)
     return problems
 
 
@@ -156,7 +165,7 @@ def _each_metric(node: Any, key: str = "model.metrics") -> Iterator[tuple[str, A
         yield key, node
 
 
-def _check_name(node: Any, key: str, kind: str, problems: list[Problem]) -> None:
+def _check_loss_or_metric(node: Any, key: str, kind: str, problems: list[Problem]) -> None:
     names = loss_names() if kind == "losses" else metric_names()
     if isinstance(node, Mapping) and "_target_" in node:
         targets.read(node, key=key, problems=problems, called_with=LOSS_PARAMETERS)
@@ -166,12 +175,12 @@ def _check_name(node: Any, key: str, kind: str, problems: list[Problem]) -> None
     elif node in names or node.lower() in NAMES_BY_SHAPE:
         return
     elif kind == "metrics":
-        problems += _of_other_metric(node, key)
+        problems += _check_other_metric(node, key)
     else:
         problems.append(_no_such_name(node, key, kind, names))
 
 
-def _of_other_metric(name: str, key: str) -> Iterator[Problem]:
+def _check_other_metric(name: str, key: str) -> Iterator[Problem]:
     """The problem of a name that is not one of `metrics`."""
     try:
         if parts.offered_metric(name) is not None:
@@ -191,7 +200,7 @@ def _no_such_name(name: str, key: str, kind: str, names: Collection[str]) -> Pro
     return Problem(key, f"is '{name}', which is not in tf_keras.{kind}.{guess}{own}")
 
 
-def _of_class_weight(node: Any) -> Iterator[Problem]:
+def _check_class_weight(node: Any) -> Iterator[Problem]:
     key = "model.class_weight"
     if not isinstance(node, Mapping) or not node:
         yield Problem(key, f"is {node!r}, must be a weight for each class, such as {{0: 1.0, 1: 5.0}}")
@@ -201,9 +210,13 @@ def _of_class_weight(node: Any) -> Iterator[Problem]:
             yield Problem(f"{key}.{name}", f"is {weight!r}, must be a number of 0 or more")
 
 
-def _of_consistency(config: RunConfig) -> list[Problem]:
+def _check_consistency(config: RunConfig) -> list[Problem]:
     """All problems that are known before the addresses of a cluster are."""
-    return [*worker_problems(config, config.num_training_workers), *_of_the_mode(config), *_of_late_gradients(config)]
+    return [
+        *worker_problems(config, config.num_training_workers),
+        *_check_consistency_mode(config),
+        *_check_late_gradients(config),
+    ]
 
 
 def worker_problems(config: RunConfig, num_workers: int | None) -> list[Problem]:
@@ -232,7 +245,7 @@ def worker_problems(config: RunConfig, num_workers: int | None) -> list[Problem]
     return problems
 
 
-def _of_the_mode(config: RunConfig) -> list[Problem]:
+def _check_consistency_mode(config: RunConfig) -> list[Problem]:
     """Problems of the consistency mode; modes that only take a checkpoint of a run ignore it."""
     mode = config.consistency
     if config.mode in OF_A_RUN:
@@ -243,7 +256,7 @@ def _of_the_mode(config: RunConfig) -> list[Problem]:
     return mode.problems(config)
 
 
-def _of_late_gradients(config: RunConfig) -> list[Problem]:
+def _check_late_gradients(config: RunConfig) -> list[Problem]:
     """Problems of the options of optimizers for stale gradients."""
     problems, options = [], config.optimizer.options
     compensation = options.get("delay_compensation")
@@ -270,38 +283,38 @@ def _of_late_gradients(config: RunConfig) -> list[Problem]:
 def problems(config: RunConfig) -> list[Problem]:
     """All problems of the combination of a run's pieces."""
     checks = (
-        _of_the_name,
-        _of_the_cluster,
-        _of_data,
-        _of_training,
-        _of_the_optimizer,
-        _of_consistency,
-        _of_callbacks,
-        _of_checkpoints,
-        _of_the_sidecar,
-        _of_parts,
-        _of_what_follows,
-        _of_a_search,
-        _of_monitors,
-        _of_restoring,
-        _of_predictions,
-        _of_what_is_reported,
+        _check_run_name,
+        _check_cluster,
+        _check_data,
+        _check_training,
+        _check_optimizer,
+        _check_consistency,
+        _check_callbacks,
+        _check_checkpoints,
+        _check_sidecar,
+        _check_parts,
+        _check_metric_policies,
+        _check_search,
+        _check_monitors,
+        _check_restoring,
+        _check_predictions,
+        _check_reports,
     )
     return [problem for check in checks for problem in check(config)]
 
 
-def _of_the_name(config: RunConfig) -> Iterator[Problem]:
+def _check_run_name(config: RunConfig) -> Iterator[Problem]:
     name = config.run.name
     if name is not None and (len(name) > _LONGEST_NAME or not _NAME.fullmatch(name)):
         allowed = f"letters, digits, blanks and . _ + -, a letter or a digit first, up to {_LONGEST_NAME} characters"
         yield Problem("run.name", f"is {name!r}, must be {allowed}")
 
 
-def _of_the_cluster(config: RunConfig) -> list[Problem]:
+def _check_cluster(config: RunConfig) -> list[Problem]:
     return config.cluster.problems(config)
 
 
-def _of_data(config: RunConfig) -> Iterator[Problem]:
+def _check_data(config: RunConfig) -> Iterator[Problem]:
     data = config.data
     replicas = config.cluster.replicas_per_worker or 1
     if isinstance(data.global_batch_size, int) and data.global_batch_size < replicas:
@@ -324,7 +337,7 @@ def _of_data(config: RunConfig) -> Iterator[Problem]:
         yield Problem(key, f"{message}; choose data, or data.visitation=every_worker")
 
 
-def _of_training(config: RunConfig) -> Iterator[Problem]:
+def _check_training(config: RunConfig) -> Iterator[Problem]:
     trainer = config.trainer
     evaluation = config.evaluation
     if trainer.run_eagerly and config.cluster.has_parameter_servers:
@@ -351,26 +364,82 @@ def _of_training(config: RunConfig) -> Iterator[Problem]:
         yield Problem("trainer.dense_sync_every", message)
 
 
-def _of_the_optimizer(config: RunConfig) -> Iterator[Problem]:
+def _check_optimizer(config: RunConfig) -> Iterator[Problem]:
     """Problems of options that every optimizer of tf-keras has."""
     use_ema = config.optimizer.options.get("use_ema")
     if use_ema:
         yield Problem("optimizer.use_ema", f"is {use_ema}, {WITHOUT_AVERAGES}")
 
 
-def _of_callbacks(config: RunConfig) -> Iterator[Problem]:
+def _check_callbacks(config: RunConfig) -> Iterator[Problem]:
     trainer = config.trainer
     servers = config.cluster.has_parameter_servers
     one_step = servers or trainer.num_steps_packed == 1  # parameter servers reject save_freq
     checkpoints = config.checkpoint.are_taken
-    yield from run_config.backup_problems(trainer.callbacks, checkpoints=checkpoints, one_step=one_step)
+    yield from _check_backups(trainer.callbacks, checkpoints=checkpoints, one_step=one_step)
     if servers:
         scheduled = isinstance(config.optimizer.options.get("learning_rate"), Mapping)
         sharded = config.partitioner.splits
-        yield from run_config.callback_problems(trainer.callbacks, sharded=sharded, scheduled=scheduled)
+        yield from _check_callbacks_with_servers(trainer.callbacks, sharded=sharded, scheduled=scheduled)
 
 
-def _of_checkpoints(config: RunConfig) -> Iterator[Problem]:
+def _check_backups(callbacks: Iterable[Any], *, checkpoints: bool, one_step: bool) -> Iterator[Problem]:
+    """Problems of BackupAndRestore on any cluster.
+
+    Args:
+      checkpoints: whether psrun saves and restores checkpoints itself.
+      one_step: whether an execution has one step.
+    """
+    for index, node in enumerate(callbacks):
+        if choices.callback_name(node) not in _BACKUPS:
+            continue
+        key = f"trainer.callbacks[{index}]"
+        folder = Path(str(node.get("backup_dir", ""))).absolute()
+        if files.is_pattern(folder):
+            message = f"BackupAndRestore would not find its backup: TensorFlow takes {folder} for a pattern; choose"
+            yield Problem(f"{key}.backup_dir", f"{message} a folder without the characters * ? [ ] \\")
+        if checkpoints:
+            yield Problem(key, TWO_RESTORES)
+        elif node.get("save_freq", "epoch") != "epoch" and not one_step:
+            message = "BackupAndRestore with save_freq as a number resumes at the first step of the last execution; set"
+            yield Problem(key, f"{message} trainer.steps_per_execution=1 or save_freq: epoch")
+
+
+def _check_callbacks_with_servers(callbacks: Iterable[Any], *, sharded: bool, scheduled: bool) -> Iterator[Problem]:
+    """The problems of callbacks that do not work with parameter servers.
+
+    Args:
+      sharded: whether variables are sharded.
+      scheduled: whether the learning rate is a schedule.
+    """
+    for index, node in enumerate(callbacks):
+        name = choices.callback_name(node)
+        for reason in _callback_reasons(name, node, sharded, scheduled):
+            yield Problem(f"trainer.callbacks[{index}]", f"with parameter servers {name} {reason}")
+
+
+def _callback_reasons(name: str, options: Mapping[str, Any], sharded: bool, scheduled: bool) -> Iterator[str]:
+    """Why a callback is rejected, each with an alternative."""
+    counts_steps = options.get("save_freq", "epoch") != "epoch"
+    if name == "TerminateOnNaN":
+        yield f"{_BY_BATCH} stops when the loss is NaN"
+    if name == "ProgbarLogger":
+        yield f"{_BY_BATCH} shows the progress"
+    if name == "LambdaCallback" and any("batch" in option for option in options):
+        yield "has a batch-level function, which workers do not call; use an epoch-level function"
+    if name == "ModelCheckpoint" and counts_steps:
+        yield "counts scheduled steps, not completed ones, so its file names are wrong; use save_freq: epoch"
+    if name == "ModelCheckpoint" and sharded and str(options.get("filepath", "")).endswith(choices.WHOLE_FILES):
+        yield "writes .keras and .h5 files of sharded variables that cannot be loaded; use a filepath without extension"
+    if name == "BackupAndRestore" and counts_steps:
+        yield "saves nothing with save_freq as a number; use save_freq: epoch"
+    if name == "BackupAndRestore" and options.get("save_before_preemption"):
+        yield "ignores save_before_preemption; remove the option"
+    if name == "LearningRateScheduler" and scheduled:
+        yield "has no effect with a schedule; set optimizer.learning_rate to a number"
+
+
+def _check_checkpoints(config: RunConfig) -> Iterator[Problem]:
     checkpoint = config.checkpoint
     if not checkpoint.are_taken:
         if config.resume is not None:
@@ -399,7 +468,7 @@ def _with_server_processes() -> str:
     return f"{', '.join(names[:-1])} or {names[-1]}"
 
 
-def _of_the_sidecar(config: RunConfig) -> Iterator[Problem]:
+def _check_sidecar(config: RunConfig) -> Iterator[Problem]:
     """Problems of evaluation by the evaluator task."""
     evaluation = config.sidecar
     checkpoint = config.checkpoint
@@ -428,7 +497,7 @@ def _of_the_sidecar(config: RunConfig) -> Iterator[Problem]:
         yield Problem("export.best", message)
 
 
-def _of_parts(config: RunConfig) -> Iterator[Problem]:
+def _check_parts(config: RunConfig) -> Iterator[Problem]:
     """Problems of keys that a part reads: without the part, and those that it finds."""
     for key, value in {"predict.top_k": config.predict.top_k, "export.top_k": config.export.top_k}.items():
         if value is not None and parts.output(key) is None:
@@ -441,7 +510,7 @@ def _of_parts(config: RunConfig) -> Iterator[Problem]:
             yield from parts.load(part.rules)(config)
 
 
-def _of_what_follows(config: RunConfig) -> Iterator[Problem]:
+def _check_metric_policies(config: RunConfig) -> Iterator[Problem]:
     """Problems of the policies that follow metrics."""
     reduce_lr = config.reduce_lr
     for key, rule in {"early_stopping": config.early_stopping, "reduce_lr": reduce_lr}.items():
@@ -461,7 +530,7 @@ def _of_what_follows(config: RunConfig) -> Iterator[Problem]:
         yield Problem("sweep.metric", "is required with sweep.mode; set it to a metric")
 
 
-def _of_a_search(config: RunConfig) -> Iterator[Problem]:
+def _check_search(config: RunConfig) -> Iterator[Problem]:
     """Problems of a search over configurations, of which the run is a job."""
     sweep = config.sweep
     if sweep.search is None:
@@ -480,10 +549,10 @@ def _of_a_search(config: RunConfig) -> Iterator[Problem]:
     if config.mode != "train":
         yield Problem("mode", f"is {config.mode}, but a search trains; leave out sweep.search")
     if sweep.halving.factor is not None:
-        yield from _of_halving(config)
+        yield from _check_halving(config)
 
 
-def _of_halving(config: RunConfig) -> Iterator[Problem]:
+def _check_halving(config: RunConfig) -> Iterator[Problem]:
     """Problems of jobs that pause."""
     metric = str(config.sweep.metric)
     if config.sweep.search == "cmaes":
@@ -500,20 +569,20 @@ def _of_halving(config: RunConfig) -> Iterator[Problem]:
         yield Problem("evaluation", message)
 
 
-def _of_monitors(config: RunConfig) -> Iterator[Problem]:
+def _check_monitors(config: RunConfig) -> Iterator[Problem]:
     """Problems of callbacks that follow metrics of an evaluation which is not Keras'."""
     if config.evaluation.runs_on not in (None, "evaluator"):
         return
     for index, node in enumerate(config.trainer.callbacks):
-        name = run_config.callback_name(node)
-        monitor = node.get("monitor", run_config.MONITORS.get(name))
+        name = choices.callback_name(node)
+        monitor = node.get("monitor", _MONITORS.get(name))
         if str(monitor).startswith("val_") and (name != "ModelCheckpoint" or node.get("save_best_only")):
             message = f"{name} monitors {monitor}, which evaluation={config.evaluation.kind} does not provide; use"
             message += " early_stopping, reduce_lr or checkpoint.best_metric"
             yield Problem(f"trainer.callbacks[{index}]", message)
 
 
-def _of_restoring(config: RunConfig) -> Iterator[Problem]:
+def _check_restoring(config: RunConfig) -> Iterator[Problem]:
     """Problems of the modes that restore a checkpoint."""
     restores = config.mode in OF_A_RUN
     if restores and config.resume is None:
@@ -530,7 +599,7 @@ def _of_restoring(config: RunConfig) -> Iterator[Problem]:
         yield Problem("restore", f"requires mode={', '.join(OF_A_RUN)}; training resumes from the newest")
 
 
-def _of_predictions(config: RunConfig) -> Iterator[Problem]:
+def _check_predictions(config: RunConfig) -> Iterator[Problem]:
     """Problems of the file of predictions."""
     keys = config.predict
     if problem := files.not_on_disk("predict.path", keys.path):
@@ -543,7 +612,7 @@ def _of_predictions(config: RunConfig) -> Iterator[Problem]:
         yield Problem("predict.keep", f"names {', '.join(map(repr, twice))} more than once")
 
 
-def _of_what_is_reported(config: RunConfig) -> Iterator[Problem]:
+def _check_reports(config: RunConfig) -> Iterator[Problem]:
     """Problems of trackers and of the profile."""
     trackers = config.trackers
     for name, tracker in trackers.items():

@@ -1,12 +1,11 @@
-"""The configuration of a run, typed, and the Keras callbacks that do not work in it (tf-keras 2.21).
+"""The configuration of a run, typed.
 
 The choices of a group are in `psrun.config.choices`; models, data and optimizers are targets (`psrun.config.targets`).
-`psrun.training.callbacks` checks what requires the class of a callback.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,92 +14,11 @@ from psrun.config import choices
 from psrun.config.schema import at_least, one_of
 from psrun.config.targets import Target
 from psrun.config.topology import EVALUATOR, Task
-from psrun.errors import Problem
-from psrun.files import is_pattern
 
-# The default of `monitor`.
-MONITORS = {"EarlyStopping": "val_loss", "ReduceLROnPlateau": "val_loss", "ModelCheckpoint": "val_loss"}
-BACKUPS = ("BackupAndRestore", "BackupAndRestoreExperimental")
-TWO_RESTORES = (
-    "BackupAndRestore would overwrite the variables that psrun restores from its checkpoint; remove it, or choose "
-    "checkpoint=none"
-)
-_WHOLE_FILES = (".keras", ".h5", ".hdf5")
-_BY_BATCH = "needs batch-level calls, which workers do not make; remove it: psrun"
 MODES = ("train", "plan", "export", "predict", "evaluate")
 CHIEF_ROLES = {"train": "coordinator", "evaluate": "evaluation", "predict": "predictor"}  # modes that use the cluster
 OF_A_RUN = ("export", "predict", "evaluate")  # modes that take a checkpoint of a run
 FROM_DATA = ("data.global_batch_size", "trainer.epochs", "trainer.steps_per_epoch")  # keys that may be `auto`
-
-
-def callback_checkpoint_dir(callbacks: Iterable[Any]) -> str | None:
-    """The folder of a ModelCheckpoint whose weights the evaluator task can read; None if there is none."""
-    for node in callbacks:
-        path = str(node.get("filepath", ""))
-        saves_weights = callback_name(node) == "ModelCheckpoint" and node.get("save_weights_only")
-        if saves_weights and not path.endswith(_WHOLE_FILES):
-            return path.partition("{")[0].rpartition("/")[0] or "."
-    return None
-
-
-def callback_name(node: Mapping[str, Any]) -> str:
-    """The name of the class of a callback."""
-    return str(node["_target_"]).rpartition(".")[2]
-
-
-def backup_problems(callbacks: Iterable[Any], *, checkpoints: bool, one_step: bool) -> Iterator[Problem]:
-    """Problems of BackupAndRestore on any cluster.
-
-    Args:
-      checkpoints: whether psrun saves and restores checkpoints itself.
-      one_step: whether an execution has one step.
-    """
-    for index, node in enumerate(callbacks):
-        if callback_name(node) not in BACKUPS:
-            continue
-        key = f"trainer.callbacks[{index}]"
-        folder = Path(str(node.get("backup_dir", ""))).absolute()
-        if is_pattern(folder):
-            message = f"BackupAndRestore would not find its backup: TensorFlow takes {folder} for a pattern; choose"
-            yield Problem(f"{key}.backup_dir", f"{message} a folder without the characters * ? [ ] \\")
-        if checkpoints:
-            yield Problem(key, TWO_RESTORES)
-        elif node.get("save_freq", "epoch") != "epoch" and not one_step:
-            message = "BackupAndRestore with save_freq as a number resumes at the first step of the last execution; set"
-            yield Problem(key, f"{message} trainer.steps_per_execution=1 or save_freq: epoch")
-
-
-def callback_problems(callbacks: Iterable[Any], *, sharded: bool, scheduled: bool) -> Iterator[Problem]:
-    """The problems of callbacks that do not work with parameter servers.
-
-    Args:
-      sharded: whether variables are sharded.
-      scheduled: whether the learning rate is a schedule.
-    """
-    for index, node in enumerate(callbacks):
-        for reason in _callback_reasons(callback_name(node), node, sharded, scheduled):
-            yield Problem(f"trainer.callbacks[{index}]", f"with parameter servers {callback_name(node)} {reason}")
-
-
-def _callback_reasons(name: str, options: Mapping[str, Any], sharded: bool, scheduled: bool) -> Iterator[str]:
-    """Why a callback is rejected, each with an alternative."""
-    counts_steps = options.get("save_freq", "epoch") != "epoch"
-    if name == "TerminateOnNaN":
-        yield f"{_BY_BATCH} stops when the loss is NaN"
-    if name == "ProgbarLogger":
-        yield f"{_BY_BATCH} shows the progress"
-    if name == "LambdaCallback" and any("batch" in option for option in options):
-        yield "has a batch-level function, which workers do not call; use an epoch-level function"
-    if name == "ModelCheckpoint" and counts_steps:
-        yield "counts scheduled steps, not completed ones, so its file names are wrong; use save_freq: epoch"
-    if name == "ModelCheckpoint" and sharded and str(options.get("filepath", "")).endswith(_WHOLE_FILES):
-        yield "writes .keras and .h5 files of sharded variables that cannot be loaded; use a filepath without extension"
-    if name == "BackupAndRestore" and counts_steps:
-        yield "saves nothing with save_freq as a number; use save_freq: epoch"
-    if name == "BackupAndRestore" and options.get("save_before_preemption"):
-        yield "ignores save_before_preemption; remove the option"
-    if name == "LearningRateScheduler" and scheduled:
-        yield "has no effect with a schedule; set optimizer.learning_rate to a number"
 
 
 @dataclass(frozen=True)
@@ -355,7 +273,7 @@ class RunConfig:
             return None
         folder = self.evaluation.checkpoint_dir
         if folder is None and not self.checkpoint.are_taken:
-            folder = callback_checkpoint_dir(self.trainer.callbacks)
+            folder = self.trainer.callback_checkpoint_dir
         return None if folder is None else Path(folder).expanduser()
 
     @property

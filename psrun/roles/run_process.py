@@ -229,7 +229,7 @@ def _watch_signals(stop: Stop, run: RunConfig, folder: RunFolder, me: Identity, 
 
 def _place(run: RunConfig, me: Identity, path: Path) -> Path:
     """The folder of this process, for a run in `path`."""
-    if run.mode != "train" and me.of_processes and process.SUPERVISOR_PID not in os.environ:
+    if run.mode != "train" and me.has_peers and process.SUPERVISOR_PID not in os.environ:
         return RunFolder(path).of_cluster(run.mode)
     return path
 

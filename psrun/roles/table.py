@@ -55,7 +55,7 @@ class Identity:
     start: str = ""
 
     @property
-    def of_processes(self) -> bool:
+    def has_peers(self) -> bool:
         """Whether it is one of several processes, or starts them."""
         return self.topology is not None or self.role == "supervisor"
 

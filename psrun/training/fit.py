@@ -13,7 +13,8 @@ import tf_keras
 
 from psrun.checkpoint.storage import Position
 from psrun.config import choices, targets
-from psrun.config.run_config import TWO_RESTORES, RunConfig
+from psrun.config.rules import TWO_RESTORES
+from psrun.config.run_config import RunConfig
 from psrun.errors import ConfigError, DataExhaustedError, Problem
 from psrun.program import objective
 from psrun.program.compiled_model import Program, check_monitored_metric
