@@ -9,7 +9,8 @@ import secrets
 import shlex
 import string
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -412,8 +413,8 @@ def compose_resumed(arguments: Sequence[str], folder: Path, *, into: Path | None
         now.append(f"resume={quoted(folder)}")
     if any(each.startswith("mode=") and each != "mode=train" for each in arguments):
         now.append("hydra.output_subdir=null")  # leaves the recorded configuration unchanged
-    run = _Recorded(folder, arguments, recorded, choices)
-    return Composer(arguments).compose([*now, *run.explicit], implied=run.implied, prepare=run.lay_over)
+    run = _resumption(folder, arguments, recorded, choices)
+    return Composer.create(arguments).compose([*now, *run.explicit], implied=run.implied, prepare=run.lay_over)
 
 
 def with_resume_folder(arguments: Sequence[str]) -> list[str]:
@@ -461,77 +462,132 @@ def _no_run_to_resume(folder: Path, error: Exception) -> str:
     return f"the run in {folder} cannot be resumed: run.json cannot be read ({error})"
 
 
-class _Recorded:
+@dataclass(frozen=True)
+class _Resumption:
     """What a run recorded, beside what the command names now.
 
     Choices of a person's own groups lie under --config-dir, which need not be given again, and may be gone: what such a
     choice held is in the run folder.
 
-    Args:
-      folder: the run folder.
-      arguments: those of this command.
-      before: the arguments of the run so far.
-      choices: of the run so far, by group.
-
     Attributes:
-      explicit: choices among these that still hold and whose files are here.
+      folder: the run folder.
+      now: the groups and keys that the command names.
+      replaced: the groups whose choice the command replaces.
+      choices: of the run so far, by group or GROUP@PLACE.
+      written: the recorded configuration, with references; empty without files of Hydra.
+      keys: the arguments KEY=VALUE of the run so far that the command does not replace.
+      explicit: the arguments GROUP=NAME of the run so far that still hold and whose files are here.
+      gone: the arguments GROUP=NAME of the run so far whose files are not here.
       implied: the other choices that still hold and whose files are here, such as defaults.
+      is_incomplete: whether the file of a choice that still holds is not here.
     """
 
-    def __init__(
-        self, folder: Path, arguments: Sequence[str], before: Sequence[str], choices: Mapping[str, Any]
-    ) -> None:
-        self._folder = folder
-        self._now = {key_of(each) for each in arguments}
-        self._replaced = {name for name in self._now if name in groups.ONE_CHOICE}
-        self._replaced |= {"data"} if "model" in self._now else set()  # a model selects data
-        composed = folder / HYDRA[0]
-        self._choices = choices
-        self._written: Any = {}
-        if composed.exists():
-            self._written = recorded_config.read(composed)
-        known = {**groups.choices(arguments), **self._choices}
-        held = composition.parsed_overrides([each for each in before if key_of(each) not in self._now])
-        chosen = [each for each in held if composition.is_of_a_group(each, known)]
-        self._keys = [each for each in held if each not in chosen]
-        there = {each.key_or_group: str(each.input_line) for each in chosen if _is_there(each, arguments)}
-        self.explicit = [*there.values()]
-        others = {group.partition("@")[0]: choice for group, choice in self._choices.items() if choice is not None}
-        others = {group: choice for group, choice in others.items() if group in groups.ONE_CHOICE - self._replaced}
-        files = {group: groups.choices_of(group, arguments) for group in others}
-        self.implied = [
-            f"{group}=[{','.join(choice)}]" if isinstance(choice, list) else f"{group}={choice}"
-            for group, choice in others.items()
-            if group not in there
-            and group != "experiment"
-            and "experiment" not in self._now
-            and files[group].keys() >= {*_names_of_choice(choice)}
-        ]
-        self._gone = [str(each.input_line) for each in chosen if each.key_or_group not in there]
-        self._is_incomplete = bool(self._gone) or any(
-            not files[group].keys() >= {*_names_of_choice(choice)} for group, choice in others.items()
-        )
+    folder: Path
+    now: set[str]
+    replaced: set[str]
+    choices: Mapping[str, Any]
+    written: Mapping[str, Any]
+    keys: list[Override]
+    explicit: list[str]
+    gone: list[str]
+    implied: list[str]
+    is_incomplete: bool
 
     def lay_over(self, config: DictConfig) -> list[str]:
         """Puts the recorded configuration into a composed one; returns the arguments of the run that still apply."""
-        kept = self._gone
-        for override in self._keys:
-            problem = composition.set_key(config, override)
-            group = override.key_or_group.partition(".")[0]
-            if problem is None or not ({group, "experiment"} & (self._replaced | self._now)):
-                kept.append(str(override.input_line))
+        kept = [*self.gone, *self._set_keys(config)]
+        has_experiment = "experiment" in self.now
         nodes: Any = OmegaConf.to_container(without_hydra(config), resolve=False)
-        if self._is_incomplete and "experiment" not in self._now:
-            recorded = {*RECORDED} - self._replaced
-            nodes |= {name: node for name, node in self._written.items() if name in recorded}
-        held = recorded_config.merged(nodes, nodes, self._folder, self._now)
+        if self.is_incomplete and not has_experiment:
+            for name, node in self.written.items():
+                if name in RECORDED and name not in self.replaced:
+                    nodes[name] = node
+        held = recorded_config.merged(nodes, nodes, self.folder, self.now)
         with open_dict(config):
             config.update({name: held[name] for name in RECORDED if name in held})
-            if "experiment" not in self._now:
-                choices = {group: choice for group, choice in self._choices.items() if not group.startswith("hydra/")}
-                replaced = [group for group in choices if group.partition("@")[0] in self._replaced]
-                config.hydra.runtime.choices.update({k: v for k, v in choices.items() if k not in replaced})
+            if not has_experiment:
+                config.hydra.runtime.choices.update(self._choices_that_hold())
         return kept
+
+    def _set_keys(self, config: DictConfig) -> list[str]:
+        """Sets the recorded keys in a composed configuration; returns the arguments that still apply."""
+        kept = []
+        for override in self.keys:
+            problem = composition.set_key(config, override)
+            group = override.key_or_group.partition(".")[0]
+            may_be_gone = group in self.replaced or not self.now.isdisjoint((group, "experiment"))
+            if problem is None or not may_be_gone:
+                kept.append(str(override.input_line))
+        return kept
+
+    def _choices_that_hold(self) -> dict[str, Any]:
+        """The recorded choices that the command does not replace, without Hydra's own."""
+        held = {}
+        for name, choice in self.choices.items():
+            if not name.startswith("hydra/") and name.partition("@")[0] not in self.replaced:
+                held[name] = choice
+        return held
+
+
+def _resumption(
+    folder: Path, arguments: Sequence[str], before: Sequence[str], choices: Mapping[str, Any]
+) -> _Resumption:
+    """What the run in `folder` recorded, beside what the command names now.
+
+    Args:
+      arguments: of the command.
+      before: the arguments of the run so far.
+      choices: of the run so far, by group or GROUP@PLACE.
+    """
+    now = {key_of(each) for each in arguments}
+    replaced = now & groups.ONE_CHOICE
+    if "model" in now:
+        replaced.add("data")  # a model selects data
+    composed = folder / HYDRA[0]
+    written = recorded_config.read(composed) if composed.exists() else {}
+    chosen, keys = _chosen_and_keys(before, now, {**groups.choices(arguments), **choices})
+    there = {each.key_or_group: str(each.input_line) for each in chosen if _is_there(each, arguments)}
+    gone = [str(each.input_line) for each in chosen if each.key_or_group not in there]
+    is_incomplete = bool(gone)
+    implied = []
+    for group, choice in inherited_choices(choices, replaced).items():
+        names = _names_of_choice(choice)
+        if not groups.choices_of(group, arguments).keys() >= {*names}:
+            is_incomplete = True
+        elif group not in there and group != "experiment" and "experiment" not in now:
+            value = f"[{','.join(names)}]" if isinstance(choice, list) else names[0]
+            implied.append(f"{group}={value}")
+    explicit = [*there.values()]
+    return _Resumption(folder, now, replaced, choices, written, keys, explicit, gone, implied, is_incomplete)
+
+
+def _chosen_and_keys(
+    before: Sequence[str], now: Collection[str], known: Mapping[str, Any]
+) -> tuple[list[Override], list[Override]]:
+    """The arguments that choose of a group, and those that set a key, without the groups and keys `now`."""
+    chosen = []
+    keys = []
+    for override in composition.parsed_overrides([each for each in before if key_of(each) not in now]):
+        if composition.is_of_a_group(override, known):
+            chosen.append(override)
+        else:
+            keys.append(override)
+    return chosen, keys
+
+
+def inherited_choices(choices: Mapping[str, Any], replaced: Collection[str]) -> dict[str, Any]:
+    """The recorded choices of psrun's groups but the replaced ones, by group.
+
+    Args:
+      choices: by group or GROUP@PLACE; None where a group has no choice.
+    """
+    inherited = {}
+    for name, choice in choices.items():
+        group = name.partition("@")[0]
+        if choice is None or group in replaced or group not in groups.ONE_CHOICE:
+            continue
+        inherited[group] = choice
+    return inherited
 
 
 def _recorded_choices(folder: Path) -> dict[str, Any]:

@@ -373,38 +373,56 @@ Prepare = Callable[[DictConfig], list[str]]
 class _OtherFiles(SearchPathPlugin):
     """Lets the files of --config-dir come before psrun's, and the files of other packages after them.
 
-    Hydra itself searches --config-dir last, and reads only the last of several.
+    Hydra itself searches --config-dir last, and reads only the last of several. It makes the object, without arguments.
     """
 
-    before: ClassVar[list[Path]] = []
-    after: ClassVar[list[Path]] = []
+    _before: ClassVar[Sequence[Path]] = ()
+    _after: ClassVar[Sequence[Path]] = ()
+
+    @classmethod
+    def search(cls, before: Sequence[Path], after: Sequence[Path]) -> None:
+        """Lets Hydra search the folders, instead of those of an earlier call, before and after psrun's."""
+        cls._before = before
+        cls._after = after
+        Plugins.instance().register(cls)
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        for folder in self.before:
+        for folder in self._before:
             search_path.prepend("--config-dir", f"file://{folder}")
-        for folder in self.after:
+        for folder in self._after:
             search_path.append("psrun.parts", f"file://{folder}")
 
 
 class Composer:
-    """Composes runs from psrun's files and those of the user.
+    """Composes runs from psrun's files and the files of the user. `create` makes one.
 
     Args:
-      arguments: with the --config-dir folders.
-
-    Raises:
-      ConfigError: a folder does not exist, or a file in it has a name that it may not have.
+      loader: of Hydra, which searches the folders of all files.
+      options: of the command line, with the --config-dir folders.
+      known: the files of the choices of each group.
     """
 
-    def __init__(self, arguments: Sequence[str]) -> None:
-        self._options = split_arguments(arguments_of_the_configuration(arguments))[0]
-        self._known = groups.choices(arguments)
+    def __init__(self, loader: ConfigLoader, options: Sequence[str], known: Mapping[str, Mapping[str, Path]]) -> None:
+        self.loader = loader
+        self._options = options
+        self._known = known
         self._loaded: dict[tuple[str, ...], bytes] = {}
+
+    @classmethod
+    def create(cls, arguments: Sequence[str]) -> Composer:
+        """The composer for the --config-dir folders among the arguments.
+
+        Raises:
+          ConfigError: a folder does not exist, or a file in it has a name that it may not have.
+        """
+        options = split_arguments(arguments_of_the_configuration(arguments))[0]
+        known = groups.choices(arguments)
         _prepare(arguments)
         GlobalHydra.instance().clear()
         hydra.initialize_config_module(_CONF, job_name="psrun", **_BASE)
-        self.loader: ConfigLoader = GlobalHydra.instance().config_loader()
+        loader: ConfigLoader = GlobalHydra.instance().config_loader()
         GlobalHydra.instance().clear()
+        return cls(loader, options, known)
 
     def compose(
         self,
@@ -513,7 +531,7 @@ def compose(arguments: Sequence[str]) -> DictConfig:
     Raises:
       ConfigError: lists all problems.
     """
-    return Composer(arguments).compose(arguments)
+    return Composer.create(arguments).compose(arguments)
 
 
 def without_hydra(config: DictConfig) -> DictConfig:
@@ -598,9 +616,7 @@ def _prepare(arguments: Sequence[str]) -> None:
         if not folder.is_dir():
             raise ConfigError([Problem("--config-dir", f"there is no folder {folder}")])
     groups.require_own_names(arguments)
-    _OtherFiles.before = folders
-    _OtherFiles.after = groups.folders_of_others(arguments)
-    Plugins.instance().register(_OtherFiles)
+    _OtherFiles.search(folders, groups.folders_of_others(arguments))
 
 
 def _config_name(options: Sequence[str]) -> str:

@@ -85,7 +85,7 @@ def run(arguments: list[str]) -> ExitCode:
 
 def _sweep(arguments: list[str], running: SweepRunner) -> None:
     """Lets Hydra's sweeper propose jobs, and psrun's launcher run them, as Hydra does with -m."""
-    composer = Composer(arguments)
+    composer = Composer.create(arguments)
     try:
         config = composer.compose([*arguments, "hydra.mode=MULTIRUN"], mode=RunMode.MULTIRUN)
     except ConfigError as error:
@@ -357,7 +357,7 @@ def _problems(arguments: list[str]) -> list[Problem]:
     """All problems of the jobs of a sweep, without duplicates."""
     refused = composition.problems_of_arguments(arguments, sweeps=True)
     problems = dict.fromkeys(refused.values())
-    composer = Composer(arguments)
+    composer = Composer.create(arguments)
     options, _ = groups.split_arguments(arguments)
     for argument in refused:  # each of its values may be wrong
         if argument.startswith("+"):  # all of them are

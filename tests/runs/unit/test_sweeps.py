@@ -348,7 +348,7 @@ def test_a_plug_in_counts_by_its_class_not_by_the_name_of_its_choice(tmp_path, m
     target = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"
     file.write_text(f"# @package hydra.launcher\n_target_: {target}\n")
     monkeypatch.chdir(tmp_path)
-    hydra = Composer(arguments).compose([*arguments, "hydra.mode=MULTIRUN"], mode=RunMode.MULTIRUN).hydra
+    hydra = Composer.create(arguments).compose([*arguments, "hydra.mode=MULTIRUN"], mode=RunMode.MULTIRUN).hydra
     assert (hydra_sweeps._is_basic(hydra.sweeper), hydra_sweeps._is_basic(hydra.launcher)) == are_basic
 
 

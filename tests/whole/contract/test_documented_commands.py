@@ -133,7 +133,7 @@ def check(arguments: list[str]) -> ExitCode:
 @functools.cache
 def composer() -> composition.Composer:
     """Of runs without files of a user: it reads those of psrun once for all pages."""
-    return composition.Composer([])
+    return composition.Composer.create([])
 
 
 def _first(argument: str) -> str:

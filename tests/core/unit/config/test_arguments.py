@@ -106,7 +106,7 @@ def test_the_files_of_a_user_come_before_psruns(own, tmp_path):
         "first/experiment/smoke.yaml",
     }
     assert groups.replaced([]) == []
-    composer = composition.Composer(given)
+    composer = composition.Composer.create(given)
     chosen = {name: composer.compose([f"model={name}"]).model._target_ for name in ("dense", "tiny")}
     assert chosen == {"dense": "e.f", "tiny": "c.d"}
 

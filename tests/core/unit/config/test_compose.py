@@ -41,7 +41,7 @@ ADDED = st.tuples(st.sampled_from(["+model.extra", "++model.extra.more", "+expor
     "=".join
 )
 DELETED = st.sampled_from(["~trainer.prefetch_rows", "~early_stopping.min_delta", "~task.index=0", "~nope", "~seed=2"])
-COMPOSER = Composer([])
+COMPOSER = Composer.create([])
 
 
 def yaml_of(composed) -> str | None:
