@@ -15,8 +15,9 @@ import re
 import time
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 from pyarrow import fs
@@ -197,7 +198,28 @@ def zipped(name: str) -> bool:
     return SHARD.sub("", name).endswith((".gz", ".gzip"))
 
 
-_known: dict[tuple[Any, ...], str] = {}  # of this process, by stamp
+@dataclass(frozen=True)
+class Digest:
+    """What identifies the content of a file.
+
+    Attributes:
+      kind: what `value` is: the SHA-256 of all bytes; the SHA-256 of the first and the last 16 MiB; or the version that
+        a store gives the object, as JSON.
+    """
+
+    kind: Literal["sha256", "sha256 of ends", "version"]
+    value: str
+
+    def entry(self, num_bytes: int) -> dict[str, Any]:
+        """The entry of the file in `data.hashes` of run.json."""
+        if self.kind == "version":
+            return {"version": json.loads(self.value), "bytes": num_bytes}
+        if self.kind == "sha256":
+            return {"sha256": self.value, "bytes": num_bytes}
+        return {"sha256": self.value, "bytes": num_bytes, "of": "first and last 16 MiB"}
+
+
+_known: dict[tuple[Any, ...], Digest] = {}  # of this process, by stamp
 
 
 def digests(
@@ -215,22 +237,11 @@ def digests(
     Raises:
       DataError: a file cannot be read.
     """
-    return [(canonical_name(name), _digest_of(name, folder, tell)) for name in names]
+    return [(canonical_name(name), _digest_of(name, folder, tell).value) for name in names]
 
 
-def known_digest(name: str, folder: Path) -> str | None:
-    """The digest of a file if it need not be read for that, as of `digests`; else None. Raises DataError."""
-    with data_errors(name):
-        at, inside = system(name)
-        is_local = isinstance(at, fs.LocalFileSystem)
-        if not is_local and (version := _version(at, inside)):
-            return version
-        stamp = stamp_of(name)
-        return _known.get(tuple(stamp)) or (_recorded(_record(folder, stamp), stamp) if is_local else None)
-
-
-def _digest_of(name: str, folder: Path, tell: Callable[[str], None]) -> str:
-    digest = known_digest(name, folder)
+def _digest_of(name: str, folder: Path, tell: Callable[[str], None] = lambda text: None) -> Digest:
+    digest = _known_digest(name, folder)
     if digest is not None:
         return digest
     with data_errors(name):
@@ -243,9 +254,23 @@ def _digest_of(name: str, folder: Path, tell: Callable[[str], None]) -> str:
             record = _record(folder, stamp)
             with contextlib.suppress(OSError):
                 record.parent.mkdir(parents=True, exist_ok=True)
-                write_atomic(record, json.dumps({"stamp": stamp, "sha256": digest}) + "\n")
+                write_atomic(record, json.dumps({"stamp": stamp, "sha256": digest.value}) + "\n")
         _known[tuple(stamp)] = digest
         return digest
+
+
+def _known_digest(name: str, folder: Path) -> Digest | None:
+    """The digest of a file if `digests` need not read it; else None. Raises DataError."""
+    with data_errors(name):
+        at, inside = system(name)
+        is_local = isinstance(at, fs.LocalFileSystem)
+        if not is_local and (version := _version(at, inside)):
+            return version
+        stamp = stamp_of(name)
+        known = _known.get(tuple(stamp))
+        if known is not None or not is_local:
+            return known
+        return _recorded(_record(folder, stamp), stamp)
 
 
 def _record(folder: Path, stamp: list[Any]) -> Path:
@@ -253,7 +278,7 @@ def _record(folder: Path, stamp: list[Any]) -> Path:
     return folder / "digests" / f"{hashlib.sha256(stamp[0].encode()).hexdigest()[:32]}.json"
 
 
-def _version(at: fs.FileSystem, inside: str) -> str | None:
+def _version(at: fs.FileSystem, inside: str) -> Digest | None:
     """The version of an object; None if the store has none, or one that does not name the bytes."""
     if isinstance(at, fs.PyFileSystem) and isinstance(at.handler, fs.FSSpecHandler):
         at.handler.fs.invalidate_cache(inside)
@@ -264,14 +289,14 @@ def _version(at: fs.FileSystem, inside: str) -> str | None:
     by_name = {_text(key).lower().replace("-", "").replace("_", ""): _text(value) for key, value in facts.items()}
     versions = [by_name[name] for name in _VERSIONS if by_name.get(name)]
     is_weak = any(each.startswith("W/") for each in versions)
-    return None if is_weak or not versions else json.dumps(versions)
+    return None if is_weak or not versions else Digest("version", json.dumps(versions))
 
 
 def _text(value: Any) -> str:
     return value.decode() if isinstance(value, bytes) else str(value or "")
 
 
-def _sha256(name: str, num_bytes: int, tell: Callable[[str], None]) -> str:
+def _sha256(name: str, num_bytes: int, tell: Callable[[str], None]) -> Digest:
     at, inside = system(name)
     digest = hashlib.sha256()
     num_read = 0
@@ -281,14 +306,14 @@ def _sha256(name: str, num_bytes: int, tell: Callable[[str], None]) -> str:
             num_read += len(chunk)
             if num_read % _TOLD_BYTES == 0:
                 tell(f"comparing {name} with earlier runs: {num_read / 1e9:.1f} of {num_bytes / 1e9:.1f} GB")
-    return digest.hexdigest()
+    return Digest("sha256", digest.hexdigest())
 
 
-def _recorded(record: Path, stamp: list[Any]) -> str | None:
+def _recorded(record: Path, stamp: list[Any]) -> Digest | None:
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         known = json.loads(record.read_text(encoding="utf-8"))
         if known["stamp"] == stamp:
-            return str(known["sha256"])
+            return Digest("sha256", str(known["sha256"]))
     return None
 
 
@@ -335,14 +360,13 @@ def content_hashes(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     found = {}
     for name in names:
         num_bytes = num_bytes_of(name)
-        digest = known_digest(name, cache())
+        digest = _known_digest(name, cache())
         if digest is None and num_bytes > room:
-            found[name] = _hash_of_ends(name)
-            continue
-        if digest is None:
+            digest = _sha256_of_ends(name, num_bytes)
+        elif digest is None:
             room -= num_bytes
-            ((_, digest),) = digests([name], cache())
-        found[name] = _hash_entry(digest, num_bytes)
+            digest = _digest_of(name, cache())
+        found[name] = digest.entry(num_bytes)
     return found
 
 
@@ -351,23 +375,15 @@ def content_hashes_again(recorded: Mapping[str, Mapping[str, Any]]) -> dict[str,
     now: dict[str, dict[str, Any] | None] = {}
     for name, entry in recorded.items():
         try:
-            if "of" in entry:
-                now[name] = _hash_of_ends(name)
-            else:
-                ((_, digest),) = digests([name], cache())
-                now[name] = _hash_entry(digest, num_bytes_of(name))
+            num_bytes = num_bytes_of(name)
+            digest = _sha256_of_ends(name, num_bytes) if "of" in entry else _digest_of(name, cache())
+            now[name] = digest.entry(num_bytes)
         except (DataError, OSError):
             now[name] = None
     return now
 
 
-def _hash_entry(digest: str, num_bytes: int) -> dict[str, Any]:
-    is_version = digest.startswith("[")
-    return {("version" if is_version else "sha256"): json.loads(digest) if is_version else digest, "bytes": num_bytes}
-
-
-def _hash_of_ends(name: str) -> dict[str, Any]:
-    num_bytes = num_bytes_of(name)
+def _sha256_of_ends(name: str, num_bytes: int) -> Digest:
     digest = hashlib.sha256()
     with data_errors(name):
         at, inside = system(name)
@@ -375,4 +391,4 @@ def _hash_of_ends(name: str) -> dict[str, Any]:
             digest.update(file.read(min(_END_BYTES, num_bytes)))
             file.seek(max(0, num_bytes - _END_BYTES))
             digest.update(file.read(_END_BYTES))
-    return {"sha256": digest.hexdigest(), "bytes": num_bytes, "of": "first and last 16 MiB"}
+    return Digest("sha256 of ends", digest.hexdigest())
