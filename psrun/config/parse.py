@@ -13,7 +13,7 @@ import dataclasses
 import glob
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,7 +70,7 @@ def add_resolver(name: str, resolver: Callable[..., Any], *, use_cache: bool = F
 
 
 def num_replicas(cluster: Mapping[str, Any]) -> int:
-    """The number of replicas that share a batch: with parameter servers those of one worker, else all.
+    """The number of replicas that share a batch: with parameter servers the replicas of one worker, else all.
 
     Args:
       cluster: the configuration of the cluster, as plain values.
@@ -213,21 +213,30 @@ def load(raw: Mapping[str, Any], *, elsewhere: bool = False) -> RunConfig:
     if read["data"] is not None and not of_data and not elsewhere:
         of_data += _before_loading(read["data"].target, read["evaluation"])
     problems += [_with_example(problem, raw) for problem in of_data]
-    for group, takes_callbacks in (("trainer", choices.Fit), ("evaluation", choices.Sidecar)):
-        for index, node in enumerate(read[group].callbacks if isinstance(read[group], takes_callbacks) else ()):
-            target = targets.read(node, key=f"{group}.callbacks[{index}]", problems=problems)
-            if target is not None and (problem := rules.problem_of_keras3(target.name, "callbacks")):
-                problems.append(Problem(f"{group}.callbacks[{index}]._target_", problem))
+    if isinstance(read["trainer"], choices.Fit):
+        _check_callbacks(read["trainer"].callbacks, "trainer", problems)
+    if isinstance(read["evaluation"], choices.Sidecar):
+        _check_callbacks(read["evaluation"].callbacks, "evaluation", problems)
     if problems or top is None:
         raise ConfigError(problems)
     values = {field.name: getattr(top, field.name) for field in dataclasses.fields(top)}
     config = RunConfig(**{**read, **values, "restore": str(top.restore)}, raw=raw)
-    if config.consistency.averages and config.trainer.steps_per_execution in (None, "auto"):
-        config = dataclasses.replace(config, trainer=dataclasses.replace(config.trainer, steps_per_execution=1))
+    if config.consistency.averages and config.trainer.steps_per_execution in (None, AUTO):
+        trainer = dataclasses.replace(config.trainer, steps_per_execution=1)
+        config = dataclasses.replace(config, trainer=trainer)
     problems += rules.problems(config)
     if problems:
         raise ConfigError(problems)
     return config
+
+
+def _check_callbacks(callbacks: Sequence[Any], group: str, problems: list[Problem]) -> None:
+    """Adds the problems of the `_target_` of each Keras callback."""
+    for index, node in enumerate(callbacks):
+        key = f"{group}.callbacks[{index}]"
+        target = targets.read(node, key=key, problems=problems)
+        if target is not None and (problem := rules.problem_of_keras3(target.name, "callbacks")):
+            problems.append(Problem(f"{key}._target_", problem))
 
 
 def _unknown_keys(raw: Mapping[str, Any]) -> list[Problem]:
@@ -315,7 +324,8 @@ def _read_own_choice(node: Mapping[str, Any], group: str, key: str, problems: li
     except ConfigError as error:
         problems += error.problems
         return None
-    if not (isinstance(found, type) and issubclass(found, base) and dataclasses.is_dataclass(found)):
+    is_choice = isinstance(found, type) and issubclass(found, base)
+    if not is_choice or not dataclasses.is_dataclass(found):
         message = f"{target.name} is no dataclass derived from psrun.config.choices.{base.__name__}"
         problems.append(Problem(f"{key}._target_", message))
         return None
@@ -351,27 +361,35 @@ def _read_model(node: Any, problems: list[Problem]) -> tuple[Target | None, Mode
 
 def _read_optimizer(node: Any, problems: list[Problem]) -> Target | None:
     target = targets.read(node, key="optimizer", problems=problems)
-    rate = target.options.get("learning_rate") if target else None
-    key = "optimizer.learning_rate"
-    if target is not None and (problem := rules.problem_of_keras3(target.name, "optimizers")):
+    if target is None:
+        return None
+    if problem := rules.problem_of_keras3(target.name, "optimizers"):
         problems.append(Problem("optimizer._target_", problem))
-    if target is not None and (problem := rules.problem_of_legacy_optimizer(target.name)):
+    if problem := rules.problem_of_legacy_optimizer(target.name):
         problems.append(Problem("optimizer._target_", problem))
-    if isinstance(rate, Mapping):
-        if "_target_" not in rate:
-            problems.append(Problem(key, f"is {dict(rate)}, must be a number, or a schedule with a _target_"))
-    elif isinstance(rate, bool | str) and rate != schema.AUTO:
-        if rate != schema.MISSING:
-            problems.append(Problem(key, f"is {rate!r}, must be a number, such as {key}=0.01, or auto"))
-        else:
-            problems.append(Problem(key, f"is required; set {key}=..."))
-    elif rate is None and target and "learning_rate" in target.options and target.name.startswith(_KNOWN_OPTIMIZERS):
-        problems.append(Problem(key, f"is null, must be a number, such as {key}=0.01"))
-    elif isinstance(rate, int | float) and not 0 <= rate < math.inf:
-        problems.append(Problem(key, f"is {rate}, must be a number of 0 or more"))
-    if target is not None and target.name.startswith(_KNOWN_OPTIMIZERS):
+    is_known = target.name.startswith(_KNOWN_OPTIMIZERS)
+    is_required = is_known and "learning_rate" in target.options
+    problems += _check_learning_rate(target.options.get("learning_rate"), is_required=is_required)
+    if is_known:
         problems += _lists_of_numbers(target)
     return target
+
+
+def _check_learning_rate(rate: Any, *, is_required: bool) -> Iterator[Problem]:
+    key = "optimizer.learning_rate"
+    if isinstance(rate, Mapping):
+        if "_target_" not in rate:
+            yield Problem(key, f"is {dict(rate)}, must be a number, or a schedule with a _target_")
+    elif rate == schema.MISSING:
+        yield Problem(key, f"is required; set {key}=...")
+    elif isinstance(rate, bool | str):
+        if rate != AUTO:
+            yield Problem(key, f"is {rate!r}, must be a number, such as {key}=0.01, or auto")
+    elif rate is None:
+        if is_required:
+            yield Problem(key, f"is null, must be a number, such as {key}=0.01")
+    elif isinstance(rate, int | float) and not 0 <= rate < math.inf:
+        yield Problem(key, f"is {rate}, must be a number of 0 or more")
 
 
 def _lists_of_numbers(optimizer: Target) -> Iterator[Problem]:
@@ -390,7 +408,8 @@ def _read_own_partitioner(node: Mapping[str, Any], problems: list[Problem]) -> c
         message = f"has a _target_ and kind={node['kind']}; choose partitioner=custom to use a _target_"
         problems.append(Problem(key, message))
         return None
-    target = targets.read(node, key=key, problems=problems, called_with=choices.OwnPartitioner.PARAMETERS)
+    called_with = choices.OwnPartitioner.PARAMETERS
+    target = targets.read(node, key=key, problems=problems, called_with=called_with)
     return choices.OwnPartitioner(target) if target else None
 
 
@@ -401,10 +420,23 @@ def _read_own_loop(node: Mapping[str, Any], problems: list[Problem]) -> choices.
         problems.append(Problem(key, f"has a _target_ and kind={kind}; choose trainer=own_loop to use a _target_"))
         return None
     common = {field.name for field in dataclasses.fields(choices.CustomLoop)}
-    keys = schema.read(choices.CustomLoop, {k: v for k, v in node.items() if k in common}, key=key, problems=problems)
-    options = {name: value for name, value in node.items() if name not in common}
-    target = targets.read(options, key=key, problems=problems, others=common, called_with=choices.OwnLoop.PARAMETERS)
+    own, options = _parted(node, common)
+    keys = schema.read(choices.CustomLoop, own, key=key, problems=problems)
+    called_with = choices.OwnLoop.PARAMETERS
+    target = targets.read(options, key=key, problems=problems, others=common, called_with=called_with)
     return choices.OwnLoop(**vars(keys), target=target) if keys and target else None
+
+
+def _parted(node: Mapping[str, Any], names: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The keys of a node with one of the names, and its other keys."""
+    own = {}
+    others = {}
+    for name, value in node.items():
+        if name in names:
+            own[name] = value
+        else:
+            others[name] = value
+    return own, others
 
 
 _OWN = {"partitioner": _read_own_partitioner, "trainer": _read_own_loop}
@@ -419,9 +451,12 @@ def _with_hooks(trainer: Any, problems: list[Problem]) -> Any:
 
 
 def _read_hook(node: Any, key: str, problems: list[Problem]) -> choices.Hook | None:
-    periods = {name: value for name, value in node.items() if name in _PERIODS} if isinstance(node, Mapping) else {}
-    options = {k: v for k, v in node.items() if k not in periods} if isinstance(node, Mapping) else node
-    target = targets.read(options, key=key, problems=problems, others=_PERIODS, called_with=choices.Hook.PARAMETERS)
+    periods: Mapping[str, Any] = {}
+    options = node
+    if isinstance(node, Mapping):
+        periods, options = _parted(node, _PERIODS)
+    called_with = choices.Hook.PARAMETERS
+    target = targets.read(options, key=key, problems=problems, others=_PERIODS, called_with=called_with)
     keys = schema.read(_HookKeys, periods, key=key, problems=problems)
     if target and keys and sum(value is not None for value in vars(keys).values()) != 1:
         problems.append(Problem(key, f"needs exactly one of {', '.join(_PERIODS)}; has {periods or 'none'}"))
@@ -454,13 +489,12 @@ def _read_data(node: Any, cluster: Any, problems: list[Problem], *, elsewhere: b
     if not isinstance(node, Mapping):
         problems.append(Problem("data", f"is {node!r}; choose data=NAME"))
         return None
-    own = {name: value for name, value in node.items() if name in OF_DATA}
+    own, options = _parted(node, OF_DATA)
     if own.get("sharding") is False:  # YAML's `off`
         own["sharding"] = "off"
     vocabulary = _label_vocabulary(own.pop("label_vocabulary", None), problems)
     _check_batch_size(own, cluster, problems)
     keys = schema.read(_DataKeys, own, key="data", problems=problems)
-    options = {k: v for k, v in node.items() if k not in OF_DATA}
     target = targets.read(options, key="data", problems=problems, others=OF_DATA)
     if not elsewhere:
         problems += _missing_files(node)
