@@ -61,7 +61,7 @@ def write_atomic(path: Path, text: str, *, durable: bool = False) -> None:
     Args:
       durable: whether to sync the file to disk before returning.
     """
-    # Processes of several hosts may write the same file; those of containers have the same numbers.
+    # Processes of several hosts may write the same file; processes of containers have the same numbers.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         temporary.write_text(text, encoding="utf-8")
@@ -197,7 +197,7 @@ def load_mapping(file: Path, parse: Callable[[str], Any] = parse_json) -> tuple[
 
 
 def changed_s(path: Path) -> float:
-    """When a file or folder was last changed, as of `time.time`; 0 if it does not exist."""
+    """When a file or folder was last changed, in seconds of `time.time`; 0 if it does not exist."""
     try:
         return path.stat().st_mtime
     except OSError:

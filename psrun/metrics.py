@@ -14,14 +14,14 @@ _OCTAVES = 31  # of the distance of a probability from 0 or 1; smaller distances
 _MANTISSA = 23  # bits of a float32
 _QUARTER = 125  # the exponent of 0.25 in a float32
 _MOST_FINE = 4  # an octave has at least 2**(bits - _MOST_FINE) counters
-# With more counters, an addition to all of them takes longer than one to those of a batch. With fewer, the steps of a
-# closure can add to them on the worker (`psrun.closures.worker_variables`).
+# With more counters, an addition to all of them takes longer than one to the counters of a batch. With fewer, the
+# steps of a closure can add to them on the worker (`psrun.closures.worker_variables`).
 _BITS_SUMMED = 10
-_SMALLEST = 1e-7  # the distance of probabilities from 0 and 1 in a loss, as of Keras
+_SMALLEST = 1e-7  # the distance of probabilities from 0 and 1 in a loss, as in Keras
 
 
 class Intervals:
-    """The intervals in which an AUC counts scores; those of an interval are equal.
+    """The intervals in which an AUC counts scores; scores of one interval are equal.
 
     Args:
       from_logits, bits: see `AUC`.
@@ -61,8 +61,8 @@ class AUC(tf_keras.metrics.Metric):
     """The area under the ROC curve: the share of pairs of a positive and a negative example, by weight, in which the
     positive one has the higher score; of equal scores half of the pairs count.
 
-    Scores are counted by class in intervals that become smaller towards 0 and 1, and those of an interval are equal. A
-    probability between 1/4 and 3/4 is known to 2**-(bits + 2), one close to 0 or 1 to 2**-(bits - 4) of its distance
+    Scores are counted by class in intervals that become smaller towards 0 and 1, and scores of one interval are equal.
+    A probability between 1/4 and 3/4 is known to 2**-(bits + 2), one close to 0 or 1 to 2**-(bits - 4) of its distance
     from there: the thresholds of Keras' AUC, 0.005 apart, do not tell the scores of rare clicks apart.
 
     A label other than 0 is positive. Scores beyond 0 and 1 count as these. Without both classes it is undefined, and 0
@@ -161,8 +161,10 @@ class LogLoss(_Sums):
 
 
 class NormalizedEntropy(_Sums):
-    """The log loss over that of a model that predicts the mean of the labels of the same examples (He et al.,
-    "Practical Lessons from Predicting Clicks on Ads at Facebook", 2014): 1 is no better than that; less is better.
+    """The log loss, divided by the log loss of a model that predicts the mean of the labels of the same examples: 1 is
+    no better than that; less is better.
+
+    He et al.: Practical Lessons from Predicting Clicks on Ads at Facebook, 2014.
 
     Undefined, and 0, without both classes.
     """

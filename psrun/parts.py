@@ -270,7 +270,7 @@ def gathered_metric(name: str) -> GatheredMetric | None:
 
 
 def name_of_output_metric(output: str, metric: GatheredMetric) -> str:
-    """The name of a metric among those of an evaluation.
+    """The name of a metric among the metrics of an evaluation.
 
     Args:
       output: of the model; '' if metrics are not by output.
@@ -311,7 +311,7 @@ class Gathered(Protocol):
           the evaluation records beside them, JSON by output ('' for the only one).
 
         Raises:
-          ConfigError: they cannot be computed, as of predictions that are NaN.
+          ConfigError: they cannot be computed, such as where predictions are NaN.
         """
         ...
 
@@ -320,7 +320,7 @@ class Gathering(Protocol):
     """How evaluations of a program gather examples. It is made before the network is built.
 
     Attributes:
-      metric_names: the names of the gathered metrics that it computes among those of an evaluation.
+      metric_names: the names of the gathered metrics among the metrics of an evaluation.
     """
 
     metric_names: Sequence[str]

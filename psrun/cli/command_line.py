@@ -221,7 +221,7 @@ def composed(arguments: Sequence[str]) -> DictConfig:
 def _problems_of_other_keys(arguments: Sequence[str]) -> list[Problem]:
     """The problems of keys that the arguments of a run name, where the run to resume is not found.
 
-    Without those of keys that the recorded choices of the run may have.
+    Problems of keys that the recorded choices of the run may have are left out.
     """
     others = [argument for argument in arguments if key_of(argument) != "resume"]
     named = {key for key in map(key_of, others) if "." not in key or key.partition(".")[0] not in parse.GROUPS}
@@ -620,6 +620,9 @@ def _names_of_choice(choice: Any) -> list[str]:
 
 def _is_there(override: Override, arguments: Sequence[str]) -> bool:
     """Whether the files of the choices of an override exist; also of one without a choice."""
+    if override.is_delete():
+        return True
     value: Any = override.value()
+    names = value if isinstance(value, list) else [value]
     options = groups.choices_of(override.key_or_group, arguments)
-    return override.is_delete() or all(each in options for each in (value if isinstance(value, list) else [value]))
+    return all(name in options for name in names)

@@ -36,7 +36,7 @@ from psrun.config.targets import Target
 from psrun.errors import Problem
 
 DELAYS = ("constant", "uniform", "geometric", "recorded")
-_TAIL = 0.001  # longer delays than those of all other updates count as the longest of these
+_TAIL = 0.001  # of updates: their delays count as the longest delay of all others
 MAX_UNROLLED_STEPS = 10  # in the graph of an execution: more gain little
 WHOLE_FILES = (".keras", ".h5", ".hdf5")  # of a model, as one file
 ARTIFACTS = ("config", "result", "export", "best_checkpoint")
@@ -279,7 +279,8 @@ def delay_probabilities(kind: str, mean: float | None, run: str | None) -> list[
         if run is None:
             raise ValueError("is required with consistency.delay=recorded; set it to a run folder")
         counts = staleness_of_run(run)
-        return _without_tail([counts.get(delay, 0) / sum(counts.values()) for delay in range(max(counts) + 1)])
+        total = sum(counts.values())
+        return _without_tail([counts.get(delay, 0) / total for delay in range(max(counts) + 1)])
     if mean is None:
         raise ValueError(f"is required with consistency.delay={kind}; set it to a number of updates")
     if kind == "geometric":
@@ -317,10 +318,10 @@ class TrainingRun(Protocol):
 
 
 class ConsistencyChoice(Choice):
-    """The interface of every consistency mode; the defaults are those of asynchronous training.
+    """The interface of every consistency mode; by default, the answers of asynchronous training.
 
     The implementation is a subclass of `psrun.closures.training_closures.TrainingClosures`, called with the
-    `Distribution` and the choice; that of a mode of one process has the methods `begin` and `take` of
+    `Distribution` and the choice. The implementation of a mode of one process has the methods `begin` and `take` of
     `psrun.closures.delays.SimulatedDelay`, and is called with the `Program` and the choice.
 
     Attributes:
@@ -472,7 +473,7 @@ CONSISTENCY_MODES: dict[str, type] = {
 
 
 class EvaluationChoice(Choice):
-    """The interface of every evaluation; the defaults are those of a run without one.
+    """The interface of every evaluation; by default, the answers of a run without one.
 
     The implementation is called with the program, and returns a `psrun.training.evaluators.Evaluator`; None where
     Keras' fit evaluates.
@@ -593,7 +594,7 @@ class Sidecar(Evaluated):
       every: whether to evaluate each checkpoint, or only the newest.
       wait_s: limit for the first checkpoint, for a missing chief, and for the last evaluation.
       max_evaluations: evaluations before the evaluator exits; None for no limit.
-      checkpoint_dir: folder of checkpoints that psrun does not write; None for those of the run.
+      checkpoint_dir: folder of checkpoints that psrun does not write; None for the run's own.
       callbacks: Keras callbacks of each evaluation; a mapping with a _target_ each.
     """
 

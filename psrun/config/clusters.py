@@ -56,7 +56,7 @@ class ClusterRun(Protocol):
 
 
 class ClusterChoice(Choice):
-    """The interface of every cluster; the defaults are those of a single process that trains alone.
+    """The interface of every cluster; by default, the answers of a single process that trains alone.
 
     Attributes:
       has_parameter_servers: whether it trains with parameter servers; else variables are where they are used.

@@ -106,16 +106,16 @@ def problems_of_arguments(arguments: Sequence[str], *, sweeps: bool) -> dict[str
         elif key == "hydra.searchpath":
             problem = Problem(key, "would be searched after psrun's own files; use --config-dir FOLDER")
         elif key in _FOLDERS:
-            problem = _of_folder(key, override.value())
+            problem = _check_folder(key, override.value())
         elif of_group:
-            problem = _of_group(override, arguments, choices, chosen.get(key))
+            problem = _check_group(override, arguments, choices, chosen.get(key))
             chosen[key] = argument.partition("=")[2]
         if problem is not None:
             found[argument] = problem
     return found
 
 
-def _of_folder(key: str, value: Any) -> Problem | None:
+def _check_folder(key: str, value: Any) -> Problem | None:
     if not value and key != "hydra.sweep.subdir":
         return Problem(key, f"is {_shown(value)}, must be a folder, such as {key}=runs/NAME")
     return files.not_on_disk(key, value)
@@ -135,14 +135,15 @@ def without_mistakes(arguments: Sequence[str], refused: Mapping[str, Problem]) -
             kept = [f"{key}={meant}" if each == argument else each for each in kept]
             continue
         is_choice = key_of(argument) in groups.ONE_CHOICE  # also where it is chosen twice
-        kept = [
-            each
-            for each in kept
-            if each != argument
-            and not key_of(each).startswith(f"{key_of(argument)}.")
-            and not (is_choice and key_of(each) == key_of(argument))
-        ]
+        kept = [each for each in kept if each != argument and not _depends(each, argument, is_choice=is_choice)]
     return kept
+
+
+def _depends(argument: str, other: str, *, is_choice: bool) -> bool:
+    """Whether an argument sets a key of what another one sets or chooses, or repeats its choice."""
+    if is_choice and key_of(argument) == key_of(other):
+        return True
+    return key_of(argument).startswith(f"{key_of(other)}.")
 
 
 def set_key(config: DictConfig, override: Override) -> Problem | None:
@@ -151,14 +152,17 @@ def set_key(config: DictConfig, override: Override) -> Problem | None:
     value = override.value()
     if override.package is not None:
         return Problem(key, f"there is no such group, whose place {override.input_line} states")
+    may_add = override.is_add() or override.is_force_add()
     try:
         if override.is_delete():
             return _delete(config, key, value)
-        if not override.is_add() and not override.is_force_add() and (empty := _null_above(config, key)):
-            return Problem(key, f"is below {empty}, which is null; to add the key, write +{override.input_line}")
-        if override.is_add() and not isinstance(value, dict | list) and OmegaConf.select(config, key) is not None:
+        if not may_add and (empty := _null_above(config, key)):
+            message = f"is below {empty}, which is null; to add the key, write +{override.input_line}"
+            return Problem(key, message)
+        is_single = not isinstance(value, dict | list)
+        if override.is_add() and is_single and OmegaConf.select(config, key) is not None:
             return Problem(key, f"exists already; write {str(override.input_line).lstrip('+')} without +")
-        OmegaConf.update(config, key, value, merge=True, force_add=override.is_add() or override.is_force_add())
+        OmegaConf.update(config, key, value, merge=True, force_add=may_add)
     except (ConfigAttributeError, ConfigKeyError):
         return Problem(key, f"no such key or group (value '{str(override.input_line).partition('=')[2]}').")
     except (OmegaConfBaseException, TypeError) as error:
@@ -287,7 +291,7 @@ def _several_values(argument: str, of_group: bool) -> Problem:
     return Problem(key, f"has several values, {value}; to sweep over them, add -m{text}")
 
 
-def _of_group(
+def _check_group(
     override: Override, arguments: Sequence[str], known: Mapping[str, Mapping[str, Path]], before: str | None
 ) -> Problem | None:
     """The problem of an argument that chooses of a group; `before` is the value of an earlier one."""
@@ -302,26 +306,32 @@ def _of_group(
         return Problem(key, f"has a choice already; write {key}={given} without +")
     if override.package is not None and key in groups.ONE_CHOICE:
         return Problem(key, f"has a fixed place in the configuration; write {key}=NAME without @")
-    options: Mapping[str, Path] = {} if of_hydra else known.get(key) or groups.choices_of(key, arguments)
+    options: Mapping[str, Path] = {}
+    if not of_hydra:
+        options = known.get(key) or groups.choices_of(key, arguments)
     has_one = key in groups.ONE_CHOICE or of_hydra  # others are groups of the user's
-    problems = (_of_choice(key, value, options, arguments, has_one=has_one) for value in _values_of(override))
-    return next((problem for problem in problems if problem is not None), None)
+    for value in _values_of(override):
+        if (problem := _check_choice(key, value, options, arguments, has_one=has_one)) is not None:
+            return problem
+    return None
 
 
-def _of_choice(
+def _check_choice(
     key: str, value: Any, choices: Mapping[str, Path], arguments: Sequence[str], *, has_one: bool
 ) -> Problem | None:
     """The problem of a value for a group, of which a run may have one choice or several."""
     text = str(value)
     if isinstance(value, list) and key in groups.SEVERAL_CHOICES:
-        return _of_choices(key, value, choices, arguments)
+        return _check_choices(key, value, choices, arguments)
     if isinstance(value, list) and value and has_one:
         names = ",".join(map(_shown, value))
         advice = f"to run each of them, add -m and write {key}={names}" if len(value) > 1 else f"write {key}={names}"
         return Problem(key, f"is [{names}], must be a single choice; {advice}")
     if isinstance(value, list) and not has_one:
-        problems = (_of_choice(key, each, choices, arguments, has_one=True) for each in value)
-        return next((problem for problem in problems if problem is not None), None)
+        for each in value:
+            if (problem := _check_choice(key, each, choices, arguments, has_one=True)) is not None:
+                return problem
+        return None
     if (key, text) in _CHOOSE_INSTEAD and text not in choices:
         return Problem(key, f"there is no '{text}': {_CHOOSE_INSTEAD[key, text]}. Choose one of {', '.join(choices)}.")
     if not isinstance(value, str) or not text:
@@ -331,7 +341,9 @@ def _of_choice(
     return groups.no_such_choice(key, text, choices, arguments) if choices else None  # Hydra knows its own
 
 
-def _of_choices(key: str, values: list[Any], choices: Mapping[str, Path], arguments: Sequence[str]) -> Problem | None:
+def _check_choices(
+    key: str, values: list[Any], choices: Mapping[str, Path], arguments: Sequence[str]
+) -> Problem | None:
     """The problem of a list of choices for a group of which a run may have several."""
     if not values:
         return Problem(key, f"is [], must name at least one choice{_named(key, choices)}")
@@ -340,7 +352,7 @@ def _of_choices(key: str, values: list[Any], choices: Mapping[str, Path], argume
             return Problem(key, f"has a list within a list, [{', '.join(map(_shown, value))}]; write {key}=[A,B]")
         if value in values[:number]:
             return Problem(key, f"lists {_shown(value)} twice; remove one of them")
-        if (problem := _of_choice(key, value, choices, arguments, has_one=True)) is not None:
+        if (problem := _check_choice(key, value, choices, arguments, has_one=True)) is not None:
             return problem
     return None
 
@@ -459,12 +471,19 @@ class Composer:
     def _composed(
         self, given: list[Override], implied: list[Override], mode: RunMode, prepare: Prepare | None
     ) -> tuple[DictConfig, list[Problem]]:
-        here = [each for each in given if mode == RunMode.RUN and is_set_here(each, self._known)]
-        config, problems = self._by_hydra([each for each in given if each not in here] + implied, mode)
-        further = prepare(config) if prepare is not None else []
-        problems += [problem for each in here if (problem := set_key(config, each))]
+        here: list[Override] = []
+        if mode == RunMode.RUN:
+            here = [each for each in given if is_set_here(each, self._known)]
+        by_hydra = [each for each in given if each not in here]
+        config, problems = self._by_hydra([*by_hydra, *implied], mode)
+        further = [] if prepare is None else prepare(config)
+        for override in here:
+            problem = set_key(config, override)
+            if problem is not None:
+                problems.append(problem)
         if here or implied or further:
-            _record(config, [*(str(each.input_line) for each in given if not each.is_hydra_override()), *further])
+            own = [str(each.input_line) for each in given if not each.is_hydra_override()]
+            _record(config, [*own, *further])
         return config, problems
 
     def _by_hydra(self, parsed: list[Override], mode: RunMode) -> tuple[DictConfig, list[Problem]]:

@@ -1,6 +1,6 @@
 """The arguments of a command line as text, and the configuration files that they choose. Imports no Hydra.
 
-Of files with one name, the first counts: those of the --config-dir folders, then psrun's own, then other packages'.
+Of files with one name, the first counts: a file of a --config-dir folder, then psrun's own, then other packages'.
 """
 
 from __future__ import annotations
@@ -186,15 +186,20 @@ def problem_of_file(group: str, path: Path, arguments: Sequence[str]) -> Problem
     """
     if any(argument.startswith(NAME_OPTIONS) for argument in arguments):
         return None
-    return _DefaultsCheck(arguments).problem_of(group, path)
+    return _DefaultsCheck(arguments, choices(arguments)).problem_of(group, path)
 
 
 class _DefaultsCheck:
-    """Checks the defaults lists of the user's files against the groups that exist."""
+    """Checks the defaults lists of the user's files against the groups that exist.
 
-    def __init__(self, arguments: Sequence[str]) -> None:
+    Args:
+      arguments: with the --config-dir folders.
+      known: the files of the choices of each group.
+    """
+
+    def __init__(self, arguments: Sequence[str], known: Mapping[str, dict[str, Path]]) -> None:
         self._arguments = arguments
-        self._known = choices(arguments)
+        self._known = known
         self._seen = set[Path]()
 
     def problem_of(self, group: str, path: Path) -> Problem | None:
@@ -226,9 +231,9 @@ class _DefaultsCheck:
         if group in SEVERAL_CHOICES and not re.match(rf"\s*#\s*@package\s+{group}\.{re.escape(path.stem)}\s", text):
             return Problem(group, f"{name} {NEEDS_OWN_PACKAGE.replace('NAME', path.stem)}")
         is_global = bool(re.match(r"\s*#\s*@package\s+_global_\s", text))
-        return self._of_list(defaults, group, path, is_global=is_global)
+        return self._check_list(defaults, group, path, is_global=is_global)
 
-    def _of_list(self, defaults: list[Any], own: str, path: Path, *, is_global: bool) -> Problem | None:
+    def _check_list(self, defaults: list[Any], own: str, path: Path, *, is_global: bool) -> Problem | None:
         chosen: set[str] = set()
         for item in defaults:
             if not _is_choice(item):
@@ -236,7 +241,7 @@ class _DefaultsCheck:
             if not isinstance(item, Mapping):
                 above, _, choice = item.partition("@")[0].rpartition("/")
                 group = above.lstrip("/") if item.startswith("/") else f"{own}/{above}".rstrip("/")
-                problem = None if choice == "_self_" else self._of_choice(group, choice, f"{own}/{path.name}")
+                problem = None if choice == "_self_" else self._check_choice(group, choice, f"{own}/{path.name}")
                 if problem is not None:
                     return problem
                 continue
@@ -247,12 +252,12 @@ class _DefaultsCheck:
                 if has_several and group in ONE_CHOICE - SEVERAL_CHOICES:
                     return Problem("defaults", f"has several choices of {group} in {path}; keep one of them")
                 chosen.add(group)
-                problem = self._of_item(str(key), choice, own, path, is_global=is_global)
+                problem = self._check_item(str(key), choice, own, path, is_global=is_global)
                 if problem is not None:
                     return problem
         return None
 
-    def _of_item(self, key: str, choice: Any, own: str, path: Path, *, is_global: bool) -> Problem | None:
+    def _check_item(self, key: str, choice: Any, own: str, path: Path, *, is_global: bool) -> Problem | None:
         """The problem of an item `[override] [/]GROUP[@PACKAGE]: CHOICE` in the file of the group `own`."""
         *keywords, target = key.split()
         group, _, package = target.lstrip("/").partition("@")
@@ -276,10 +281,12 @@ class _DefaultsCheck:
             return None
         group = group if is_absolute else f"{own}/{group}"
         several = choice if isinstance(choice, list) else [choice]
-        problems = (self._of_choice(group, each, file) for each in several if isinstance(each, str))
-        return next((problem for problem in problems if problem is not None), None)
+        for each in several:
+            if isinstance(each, str) and (problem := self._check_choice(group, each, file)) is not None:
+                return problem
+        return None
 
-    def _of_choice(self, group: str, choice: str, file: str) -> Problem | None:
+    def _check_choice(self, group: str, choice: str, file: str) -> Problem | None:
         options = self._options(group)
         if group.startswith("hydra") or "${" in choice or not (options or group.rpartition("/")[2] in ONE_CHOICE):
             return None

@@ -191,7 +191,9 @@ def _check_other_metric(name: str, key: str) -> Iterator[Problem]:
     offered = [each.replace("@K", "@10") for each in parts.metrics()]
     known = [*metric_names(), *offered]
     problem = _no_such_name(name, key, "metrics", known)
-    yield problem if schema.is_near(name, known) else Problem(key, parts.with_missing(problem.message))
+    if not schema.is_near(name, known):
+        problem = Problem(key, parts.with_missing(problem.message))
+    yield problem
 
 
 def _no_such_name(name: str, key: str, kind: str, names: Collection[str]) -> Problem:
@@ -273,10 +275,9 @@ def _check_late_gradients(config: RunConfig) -> list[Problem]:
             message = f"has no effect with consistency={config.consistency.kind}, where no gradient is stale; remove it"
             problems.append(Problem(key, message))
         elif config.trainer.dense_sync_every > 1:
-            pushed = (
-                f"gradients of trainer.dense_sync_every={config.trainer.dense_sync_every} steps are pushed together"
-            )
-            problems.append(Problem(key, f"is not supported where {pushed}; set that to 1"))
+            steps = f"trainer.dense_sync_every={config.trainer.dense_sync_every} steps"
+            message = f"is not supported where gradients of {steps} are pushed together; set that to 1"
+            problems.append(Problem(key, message))
     return problems
 
 

@@ -94,7 +94,7 @@ class PredictKeys:
 
     Attributes:
       path: None for a file in the run folder.
-      format: None for that of the extension of `path`, and CSV without a path.
+      format: None for the format of the extension of `path`, and CSV without a path.
       keep: columns of the input that stand beside the predictions.
       top_k: how many items to recommend to each user, instead of predictions; None: none.
     """
@@ -263,8 +263,9 @@ class RunConfig:
     @property
     def sidecar(self) -> choices.Sidecar | None:
         """The evaluation by an evaluator task; None if there is none, or if the mode does not train."""
-        evaluation = self.evaluation
-        return evaluation if isinstance(evaluation, choices.Sidecar) and self.mode not in OF_A_RUN else None
+        if self.mode in OF_A_RUN or not isinstance(self.evaluation, choices.Sidecar):
+            return None
+        return self.evaluation
 
     @property
     def other_checkpoints(self) -> Path | None:

@@ -107,14 +107,15 @@ def read(
       node: plain values, as from `OmegaConf.to_container`.
       key: the key of the node in the configuration, for messages.
       problems: receives the problems.
-      others: further valid keys beside those of `cls`, for suggestions.
+      others: further valid keys beside the fields of `cls`, for suggestions.
     """
     fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     hints = typing.get_type_hints(cls)
     before = len(problems)
     plain = {name for name in fields if not dataclasses.is_dataclass(hints[name])}
     # All at once is much faster than one by one, which finds out where the types are wrong.
-    converted = _converted(cls, {name: value for name, value in node.items() if name in plain and value != MISSING})
+    given = {name: value for name, value in node.items() if name in plain and value != MISSING}
+    converted = _converted(cls, given)
     values = {}
     for name, value in node.items():
         where = f"{key}.{name}" if key else name

@@ -34,7 +34,7 @@ PROVIDED = frozenset(
 
 _ANNOTATIONS = {"int": int, "float": float, "str": str, "bool": bool}
 
-RECORDED = Path("code", "recorded")  # below a run folder: modules that are used instead of those of the current folder
+RECORDED = Path("code", "recorded")  # below a run folder: used instead of modules of the current folder
 
 # Beside a _target_, keys that hydra.utils.instantiate reads and psrun does not.
 _OF_HYDRA = frozenset({"_args_", "_convert_", "_partial_", "_recursive_"})
@@ -428,10 +428,15 @@ def _definitions(module: ast.Module) -> dict[str, ast.FunctionDef | ast.ClassDef
 def _names(module: ast.Module) -> set[str]:
     """Names that a module imports or assigns, at any depth; '*' if some names are unknown."""
     nodes = [node for statement in module.body for node in ast.walk(statement)]
-    aliases = [alias for node in nodes if isinstance(node, ast.Import | ast.ImportFrom) for alias in node.names]
-    assigned = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    made_on_demand = any(getattr(statement, "name", "") == "__getattr__" for statement in module.body)
-    return assigned | {alias.asname or alias.name for alias in aliases} | ({"*"} if made_on_demand else set())
+    names: set[str] = set()
+    for node in nodes:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names.update(alias.asname or alias.name for alias in node.names)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+    if any(getattr(statement, "name", "") == "__getattr__" for statement in module.body):
+        names.add("*")  # made on demand
+    return names
 
 
 def _function_of(definition: ast.FunctionDef | ast.ClassDef) -> ast.FunctionDef | None:

@@ -127,7 +127,9 @@ def _lookup(vocabulary: LabelVocabulary, *, multiclass: bool) -> Callable[[tf.Te
 
 def _search_keys(values: tf.Tensor) -> tf.Tensor:
     """Keys for the binary search of values. Of two values with the same key, at most one is found."""
-    return tf.strings.to_hash_bucket_fast(values, _BUCKETS) if values.dtype == tf.string else tf.cast(values, tf.int64)
+    if values.dtype == tf.string:
+        return tf.strings.to_hash_bucket_fast(values, _BUCKETS)
+    return tf.cast(values, tf.int64)
 
 
 def _shown(vocabulary: Sequence[Any]) -> str:
@@ -247,7 +249,7 @@ def facts(run: RunConfig, source: DataSource) -> dict[str, Any]:
 
 
 def _of_the_vocabulary(run: RunConfig, source: DataSource, recorded: Mapping[str, Any]) -> Iterator[Problem]:
-    """Refuses another vocabulary than that of the run: rows of tables, and classes, would belong to other values."""
+    """Refuses another vocabulary than the run has: rows of tables, and classes, would belong to other values."""
     if run.resume is None:
         return
     now = facts(run, source)
@@ -260,7 +262,7 @@ def _of_the_vocabulary(run: RunConfig, source: DataSource, recorded: Mapping[str
 
 
 def planned(run: RunConfig, source: DataSource, tell: Callable[[str], None] = lambda text: None) -> RunConfig:
-    """The run with numbers instead of `auto`, and with the number of steps per epoch; `raw` has those of `auto`, too.
+    """The run with numbers instead of `auto`, and with the number of steps per epoch; `raw` has the numbers, too.
 
     A number that is configured holds. `auto` is what the source recommends for the batch size (`recommended`), and the
     usual number if it recommends none.
@@ -337,12 +339,18 @@ def _steps_of_a_pass(run: RunConfig, source: DataSource) -> int:
 
 def _with_numbers(raw: Mapping[str, Any], batch_size: int, epochs: int, steps: int) -> Mapping[str, Any]:
     """The configuration with numbers instead of `auto`. Null is kept: one pass, also over other data."""
-    numbers = {"data": {"global_batch_size": batch_size}, "trainer": {"epochs": epochs, "steps_per_epoch": steps}}
-    decided = {
-        group: {**raw[group], **{key: value for key, value in values.items() if raw[group].get(key) == AUTO}}
-        for group, values in numbers.items()
-    }
-    return {**raw, **decided}
+    data = _decided(raw["data"], {"global_batch_size": batch_size})
+    trainer = _decided(raw["trainer"], {"epochs": epochs, "steps_per_epoch": steps})
+    return {**raw, "data": data, "trainer": trainer}
+
+
+def _decided(node: Mapping[str, Any], numbers: Mapping[str, int]) -> dict[str, Any]:
+    """The node with the numbers where it has `auto`."""
+    decided = dict(node)
+    for key, number in numbers.items():
+        if node.get(key) == AUTO:
+            decided[key] = number
+    return decided
 
 
 def _require_no_problems(run: RunConfig) -> None:

@@ -263,7 +263,7 @@ def reads_shards(source: DataSource) -> bool:
 def evaluation_batches(
     source: DataSource, batch_size: int, shard: tuple[tf.Tensor, int] | None = None
 ) -> tf.data.Dataset:
-    """The evaluation examples, or those of a shard (index, count).
+    """The evaluation examples, all or of a shard (index, count).
 
     Raises:
       ConfigError: the source returned no dataset.
@@ -278,10 +278,10 @@ def evaluation_batches(
     return whole.skip(first).take(last - first + tf.cast(shard[0] == shard[1] - 1, tf.int64))
 
 
-# The number of a batch, int64, and those of its examples, int64 of shape (n,); read, those and the examples themselves.
+# The number of a batch, int64, and the numbers of its examples, int64 of shape (n,); once read, the examples, too.
 Batches: TypeAlias = tf.data.Dataset
 
-# Of the number of a batch, those of its examples, and the examples.
+# A function of the number of a batch, the numbers of its examples, and the examples.
 Convert: TypeAlias = Callable[[tf.Tensor, tf.Tensor, Any], Any]
 
 
@@ -443,14 +443,20 @@ def gathering(arrays: Arrays) -> Callable[[tf.Tensor], Any]:
 def _check_lengths(arrays: Arrays) -> None:
     """Raises ConfigError if features, labels and weights have different numbers of rows."""
     features, *others = arrays
-    by_name = {f"the feature {name}": array for name, array in features.items()} if isinstance(features, dict) else {}
+    by_name: dict[str, Any] = {}
+    if isinstance(features, dict):
+        by_name = {f"the feature {name}": array for name, array in features.items()}
     for what, values in zip(("the label", "the weight"), others):
         for index, array in enumerate(tf.nest.flatten(values)):
             by_name[what if not index else f"{what} {index}"] = array
-    lengths = {what: len(array) if isinstance(array, Lists) else array.shape[0] for what, array in by_name.items()}
+    lengths = {what: _num_rows(array) for what, array in by_name.items()}
     if len({*lengths.values()}) > 1:
         shown = ", ".join(f"{what} has {length:,} rows" for what, length in lengths.items())
         raise ConfigError([Problem("data", f"the arrays of the data source differ in length: {shown}")])
+
+
+def _num_rows(array: np.ndarray | Lists | tf.RaggedTensor) -> int:
+    return len(array) if isinstance(array, Lists) else array.shape[0]
 
 
 class _ListRows:
@@ -474,7 +480,7 @@ class _ListRows:
         begins, ends = (
             tf.reshape(tf.transpose(tf.gather(self._splits, rows)), [-1]) for rows in (numbers, numbers + 1)
         )
-        # The indices of the values, column by column, and where those of each list begin.
+        # The indices of the values, column by column, and where the indices of each list begin.
         ranges = tf.raw_ops.RaggedRange(starts=begins, limits=ends, deltas=tf.ones([], tf.int64), Tsplits=tf.int64)
         firsts = tf.gather(ranges.rt_nested_splits, tf.range(count + 1) * num_rows)
         values = tf.split(tf.gather(self._values, ranges.rt_dense_values), firsts[1:] - firsts[:-1], num=count)
@@ -485,7 +491,7 @@ class _ListRows:
 
 
 def _column(array: np.ndarray | Lists | tf.RaggedTensor) -> tuple[Any, Callable[[Any], Any]]:
-    """What to gather rows of, and a function of these rows to those of `array`.
+    """What to gather rows of, and a function of these rows to the rows of `array`.
 
     Lists of one length are a matrix, which is gathered together with others: with 26 lists of one value, gathering
     them as lists took 3 % of a step of DLRM.

@@ -65,7 +65,7 @@ def find(pattern: str) -> list[str]:
     """The files that match a pattern, sorted.
 
     Args:
-      pattern: a file, a folder (all its files and those of folders such as year=2026, except those that begin with .
+      pattern: a file, a folder (all its files, also in folders such as year=2026, except those that begin with .
         or _) or a pattern with * ? and [].
 
     Raises:
@@ -168,7 +168,7 @@ def canonical_name(name: str) -> str:
 
 @contextlib.contextmanager
 def data_errors(name: str, problem: str = "cannot be read to its end", *others: type[Exception]) -> Iterator[None]:
-    """Converts errors of reading a file, and those of the types `others`, to a DataError that names it."""
+    """Converts errors of reading a file, and errors of the types `others`, to a DataError that names it."""
     kinds: tuple[type[Exception], ...] = (EOFError, OSError, pa.ArrowException, *others)
     try:
         yield
@@ -228,7 +228,7 @@ def digests(
     """The canonical name of each file, and a digest: the SHA-256 of its bytes, or the version that a store gives them.
 
     A file is read, unless it is known: a local one with the inode, the size and the times of modification and of change
-    that `folder` has a digest for. Users can set the time of modification, but not that of change (ctime).
+    that `folder` has a digest for. Users can set the time of modification, but not the time of change (ctime).
 
     Args:
       folder: keeps the digests of local files; it need not be writable.
@@ -350,8 +350,8 @@ def _files_named(key: str, value: Any) -> Iterator[str]:
 def content_hashes(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     """What identifies the content of each file: `sha256` and `bytes`.
 
-    Of large files that no run has read as a whole, `sha256` is that of the first and the last 16 MiB, and `of` says so.
-    Of objects in a store with versions, `version` stands instead of `sha256`.
+    Of large files that no run has read as a whole, `sha256` is the digest of the first and the last 16 MiB, and `of`
+    says so. Of objects in a store with versions, `version` stands instead of `sha256`.
 
     Raises:
       DataError: a file cannot be read.

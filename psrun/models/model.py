@@ -107,7 +107,7 @@ def prepared(source: DataSource, *, keep_missing: bool = False) -> tuple[tf_kera
       id 0 is for values outside of it.
     """
     raw = inputs(dict(source.features))
-    # No layer is named here: a name made from a feature's could be that of another feature, which an input has.
+    # No layer is named here: a name made from a feature's could be the name of another feature, which an input has.
     num_ids: dict[str, int] = {}
     outputs = {}
     for name, feature in source.features.items():
@@ -183,7 +183,7 @@ def _with_decay(kernel: tf.Tensor, decay: float) -> tf.Tensor:
 
 
 def hidden(tensor: tf.Tensor, units: Sequence[int], dropout: float = 0.0, decay: float = 0.0) -> tf.Tensor:
-    """A stack of ReLU layers, each followed by dropout if `dropout` is positive; `decay` is that of `DecayedDense`."""
+    """A stack of ReLU layers, each followed by dropout if `dropout` is positive; `decay`: see `DecayedDense`."""
     for width in units:
         layer = DecayedDense(width, decay=decay, activation="relu") if decay else tf_keras.layers.Dense(width, "relu")
         tensor = layer(tensor)

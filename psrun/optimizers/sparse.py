@@ -57,7 +57,7 @@ class LateGradients(tf_keras.optimizers.Optimizer):
 
     @property
     def learning_rate(self) -> Any:
-        """The learning rate; while an update is applied by a staleness-aware optimizer, that of the update."""
+        """The learning rate; while a staleness-aware optimizer applies an update, the rate of the update."""
         rate = super().learning_rate
         if self.staleness is None:
             return rate
@@ -175,7 +175,7 @@ def row_update(variables: Sequence[tf.Variable], formula: Formula, *, label: str
     It is a separate function that is not inlined. TensorFlow orders all lock releases within one function, of whichever
     lock: two workers with several steps on several tables in one function would deadlock. And inlining leaves nodes for
     the arguments on any of their devices, so that rows would travel to the worker and back, and checks would wait for
-    those of all other tables. If a worker is lost while it waits for the lock, the lock no longer excludes others.
+    the checks of all other tables. If a worker is lost while it waits for the lock, the lock no longer excludes others.
     """
     device = variables[0].device
     lock = None
@@ -200,7 +200,7 @@ def row_update(variables: Sequence[tf.Variable], formula: Formula, *, label: str
 class _RowOptimizer(SlotOptimizer, LateGradients):
     """The common part; a base class before a tf-keras optimizer.
 
-    Args, beside those of `LateGradients`:
+    Args, beside the arguments of `LateGradients`:
       locking: whether updates of a shard on a parameter server exclude each other. Without locking, one of two
         concurrent updates of a row is lost.
     """
@@ -218,7 +218,7 @@ class _RowOptimizer(SlotOptimizer, LateGradients):
     def build(self, var_list: list[tf.Variable]) -> None:
         """Creates the slots, and the update function of each variable, with its lock.
 
-        tf-keras would compute the slots in this process and send them, also those of a large table.
+        tf-keras would compute the slots in this process and send them, also the slots of a large table.
         """
         tf_keras.optimizers.Optimizer.build(self, var_list)
         if not self.has_slots:
