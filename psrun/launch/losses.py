@@ -51,66 +51,76 @@ class HangLimits(Protocol):
 
 
 class Silence:
-    """How long there has been no sign of life.
+    """How long something has given no sign of life. It hangs once that exceeds a limit: all observers judge here.
 
     Time between two looks that exceeds `held_up_s` does not count: the observer was held up, perhaps with the whole
     machine. Look often.
+
+    Attributes:
+      lasted_s: how long it had lasted at the last look.
     """
 
     def __init__(self, now_s: float, *, held_up_s: float = HELD_UP_S) -> None:
-        self._since_s = self._looked_s = now_s
+        self.lasted_s = 0.0
+        self._since_s = now_s
+        self._looked_s = now_s
         self._held_up_s = held_up_s
         self._reading: Any = None
 
     def reset(self, now_s: float) -> None:
         """There is a sign of life."""
-        self._since_s = self._looked_s = now_s
+        self._since_s = now_s
+        self._looked_s = now_s
 
-    def seconds(self, now_s: float) -> float:
-        """How long it has lasted."""
-        gap_s, self._looked_s = now_s - self._looked_s, now_s
-        if gap_s > self._held_up_s:
-            self._since_s += gap_s
-        return now_s - self._since_s
-
-    def unchanged(self, reading: Any, now_s: float) -> float:
-        """How long `reading` has been the same; each change is a sign of life."""
+    def hear(self, reading: Any, now_s: float) -> None:
+        """What was read now; each change is a sign of life."""
         if reading != self._reading:
             self._reading = reading
             self.reset(now_s)
-        return self.seconds(now_s)
+
+    def exceeds(self, limit_s: float, now_s: float) -> bool:
+        """Looks: whether it has lasted longer than `limit_s`."""
+        gap_s = now_s - self._looked_s
+        if gap_s > self._held_up_s:
+            self._since_s += gap_s
+        self._looked_s = now_s
+        self.lasted_s = now_s - self._since_s
+        return self.lasted_s > limit_s
+
+
+def not_heard_of(silence: Silence) -> str:
+    """The cause of a loss: a process that hangs."""
+    return f"hangs: not heard of for {silence.lasted_s:.0f} s"
 
 
 class HangDetector:
-    """Judges one process of a task, from its start on.
-
-    Attributes:
-      silent_s: how long its heartbeat had not changed at the last look.
-    """
+    """Judges one process of a task, from its start on: its heartbeat, and the progress of its training."""
 
     def __init__(self, limits: HangLimits, now_s: float, *, held_up_s: float = HELD_UP_S) -> None:
         self._limits = limits
         self._heartbeat = Silence(now_s, held_up_s=held_up_s)
         self._progress = Silence(now_s, held_up_s=held_up_s)
-        self._came_up, self.silent_s = False, 0.0
+        self._came_up = False
 
     def heartbeat_fault(self, beat: Heartbeat | None, now_s: float) -> str | None:
         """Why the process counts as hung by its last heartbeat, None if there is none; returns None if it does not."""
-        silent_s = self.silent_s = self._heartbeat.unchanged(beat and beat.at_s, now_s)
+        self._heartbeat.hear(beat and beat.at_s, now_s)
         if beat is not None:
             self._came_up = True
-            return f"hangs: not heard of for {silent_s:.0f} s" if silent_s > self._limits.heartbeat_timeout_s else None
-        if silent_s <= self._limits.start_timeout_s:
+            hangs = self._heartbeat.exceeds(self._limits.heartbeat_timeout_s, now_s)
+            return not_heard_of(self._heartbeat) if hangs else None
+        if not self._heartbeat.exceeds(self._limits.start_timeout_s, now_s):
             return None
         action = "exit" if self._came_up else "come up"  # a process that is about to exit removes its heartbeat
         return f"did not {action} within {self._limits.start_timeout_s:.0f} s"
 
     def progress_fault(self, training: TrainingStatus, now_s: float) -> str | None:
         """Why the training counts as hung; None if it does not."""
-        silent_s = self._progress.unchanged(training, now_s)
-        if silent_s <= progress_limit_s(self._limits, training):
+        self._progress.hear(training, now_s)
+        if not self._progress.exceeds(progress_limit_s(self._limits, training), now_s):
             return None
-        return f"makes no progress: {training.state} at step {training.step or 0} for {silent_s:.0f} s"
+        lasted_s = self._progress.lasted_s
+        return f"makes no progress: {training.state} at step {training.step or 0} for {lasted_s:.0f} s"
 
     def may_wait_for(self, others: Iterable[HangDetector]) -> bool:
         """Whether the process may be silent because it waits for one of `others`, which is silent too.
@@ -118,7 +128,9 @@ class HangDetector:
         TensorFlow may hold Python's lock while it waits for an answer of another task.
         """
         limit_s = self._limits.heartbeat_timeout_s
-        return self.silent_s <= 2 * limit_s and any(other.silent_s > limit_s / 2 for other in others)
+        if self._heartbeat.lasted_s > 2 * limit_s:
+            return False
+        return any(other._heartbeat.lasted_s > limit_s / 2 for other in others)
 
     def waited(self, now_s: float) -> None:
         """The wait for a heartbeat begins again: a task that the process may have waited for has ended."""

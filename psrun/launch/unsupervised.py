@@ -30,7 +30,7 @@ from psrun.cluster.probe import ServerStatus, answering, peers, sever
 from psrun.config import choices
 from psrun.config.topology import CHIEF, Task, Topology
 from psrun.errors import PsrunError, TaskLostError
-from psrun.launch.losses import HangDetector, Recoveries, Silence, TrainingStatus
+from psrun.launch.losses import HangDetector, Recoveries, Silence, TrainingStatus, not_heard_of
 from psrun.results.events import Reporter
 from psrun.results.run_folder import RunFolder
 
@@ -127,7 +127,8 @@ class Watch:
                 _LOG.exception("error in the watch over servers")
 
     def _look(self, statuses: Mapping[Task, ServerStatus]) -> None:
-        now_s, training = time.monotonic(), self._training()
+        now_s = time.monotonic()
+        training = self._training()
         up = {task for task, status in statuses.items() if status.answers}
         for task in up:
             self._silences[task].reset(now_s)
@@ -137,9 +138,11 @@ class Watch:
         self._lost -= up
         self._recoveries.look(training, lambda task: task in up or task == CHIEF)
         workers = [task for task in self._addresses if task.job == "worker"]
-        if min(self._silences[task].seconds(now_s) for task in workers) > self._cluster.connect_timeout_s:
+        limit_s = self._cluster.connect_timeout_s
+        are_silent = [self._silences[task].exceeds(limit_s, now_s) for task in workers]  # a look at each of them
+        if all(are_silent):
             names = ", ".join(map(str, workers))
-            raise TaskLostError(f"no worker ({names}) has answered for {self._cluster.connect_timeout_s:.0f} s")
+            raise TaskLostError(f"no worker ({names}) has answered for {limit_s:.0f} s")
         if cause := self._detector.progress_fault(training, now_s):
             raise TaskLostError(f"{CHIEF} {cause}")
 
@@ -156,17 +159,20 @@ class Watch:
 
     def _cause(self, task: Task, status: ServerStatus) -> str | None:
         """Why a server counts as lost; None if it does not."""
-        address, silent_s = self._addresses[task], self._silences[task].seconds(time.monotonic())
+        address = self._addresses[task]
+        silence = self._silences[task]
+        hangs = silence.exceeds(self._cluster.heartbeat_timeout_s, time.monotonic())
         if status.refused:
             return f"has ended: nothing listens at {address} (connection refused)"
         if status.incarnation not in (None, self._incarnations.get(task, status.incarnation)):
             return f"was started again at {address}"
-        if not status.answers and silent_s > self._cluster.heartbeat_timeout_s:
-            return f"hangs or is cut off: has not answered at {address} for {silent_s:.0f} s"
+        if hangs and not status.answers:
+            return f"hangs or is cut off: has not answered at {address} for {silence.lasted_s:.0f} s"
         return None
 
     def _failed(self, task: Task, status: ServerStatus, cause: str) -> None:
-        step, needed = self._training().step or 0, task.job == "ps"
+        step = self._training().step or 0
+        needed = task.job == "ps"
         action = "the run ends" if needed else "its steps go to other workers"
         self._reporter.emit("failure", step=step, task=str(task), cause=cause, action=action)
         if needed:
@@ -204,16 +210,16 @@ def start_guard(folder: Path, terminal: TextIO, *, timeout_s: float, servers: Ma
     threading.Thread(target=beat, name="psrun-beats", daemon=True).start()
 
 
-def _until_it_hangs(timeout_s: float) -> float | None:
-    """Reads beats from standard input; returns the seconds without one, or None once the chief has exited."""
+def _until_it_hangs(timeout_s: float) -> str | None:
+    """Reads beats from standard input; returns the cause of the loss, or None once the chief has exited."""
     silence = Silence(time.monotonic(), held_up_s=_BEATS_HELD_UP_S)
     while True:
         if select.select([0], [], [], 2 * _BEAT_S)[0]:
             if not os.read(0, 4096):
                 return None
             silence.reset(time.monotonic())
-        elif (silent_s := silence.seconds(time.monotonic())) > timeout_s:
-            return silent_s
+        elif silence.exceeds(timeout_s, time.monotonic()):
+            return not_heard_of(silence)
 
 
 def main() -> None:
@@ -221,15 +227,20 @@ def main() -> None:
 
     Its exit code, 137, requests a restart, as all from 128 on.
     """
-    chief, folder, timeout_s, pairs = int(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3]), sys.argv[4:]
+    chief = int(sys.argv[1])
+    folder = Path(sys.argv[2])
+    timeout_s = float(sys.argv[3])
+    pairs = sys.argv[4:]
     process.end_with_parent(chief)
-    silent_s = _until_it_hangs(timeout_s)
-    if silent_s is None:
+    cause = _until_it_hangs(timeout_s)
+    if cause is None:
         return
     servers = dict(name.split("=", 1) for name in pairs)
     up = answering(servers, timeout_s=2.0)
     silent = ", ".join(task for task in servers if task not in up)
-    message = f"{CHIEF} hangs: not heard of for {silent_s:.0f} s{silent and f'; no answer from {silent}'}"
+    message = f"{CHIEF} {cause}"
+    if silent:
+        message += f"; no answer from {silent}"
     os.kill(chief, _WRITES_STACKS)
     time.sleep(_STACKS_WITHIN_S)
     os.kill(chief, signal.SIGSTOP)  # so that it does not overwrite what is recorded here

@@ -9,7 +9,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -101,6 +101,21 @@ class HeartbeatWriter:
         except OSError:
             with contextlib.suppress(OSError):  # the disk is full: the existing file still shows that the task lives
                 os.utime(self._path)
+
+
+@contextlib.contextmanager
+def heartbeats(folder: Path, task: Task, state: Callable[[], str]) -> Iterator[None]:
+    """Writes heartbeats of this process in the context, for a task that knows no step.
+
+    Args:
+      state: returns the current one; see `Heartbeat`.
+    """
+    writer = HeartbeatWriter(folder, task, lambda: Heartbeat(os.getpid(), time.time(), state()))
+    writer.start()
+    try:
+        yield
+    finally:
+        writer.stop()
 
 
 def shared(folder: Path) -> Path:

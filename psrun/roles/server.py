@@ -5,7 +5,7 @@ It imports no more of TensorFlow than a server needs: see `tf_internals.modules.
 
 from __future__ import annotations
 
-import os
+import contextlib
 import time
 from typing import Any
 
@@ -34,7 +34,9 @@ class ChiefProbe:
     """
 
     def __init__(self, topology: Topology, *, timeout_s: float) -> None:
-        self._me, self._chief, self._timeout_s = topology.me, topology.addresses.get(CHIEF), timeout_s
+        self._me = topology.me
+        self._chief = topology.addresses.get(CHIEF)
+        self._timeout_s = timeout_s
         self._probed_s = time.monotonic()
         self._silence = Silence(self._probed_s, held_up_s=2 * _PROBE_EVERY_S)
 
@@ -46,7 +48,7 @@ class ChiefProbe:
         self._probed_s = now_s
         if reachable(self._chief, timeout_s=1.0):
             self._silence.reset(now_s)
-        elif self._silence.seconds(now_s) > self._timeout_s:
+        elif self._silence.exceeds(self._timeout_s, now_s):
             message = f"no chief at {self._chief} for {self._timeout_s:.0f} s; {self._me} exits"
             raise ChiefGoneError(message, task=str(self._me))
 
@@ -76,21 +78,14 @@ def run(
     allow_open_files()
     me = topology.me
     run_over = RunOverSignal()
-    heartbeat = task_files.HeartbeatWriter(
-        folder.path, me, lambda: task_files.Heartbeat(os.getpid(), time.time(), "serving")
-    )
     _servers.append(servers.start(topology.spec(), me.job, me.index, num_replicas))
-    heartbeat.start()
-    chief = ChiefProbe(topology, timeout_s=chief_timeout_s)
-    profile = _profile(folder, topology) if is_profiled else None
-    try:
+    with contextlib.closing(run_over), task_files.heartbeats(folder.path, me, lambda: "serving"):
+        chief = ChiefProbe(topology, timeout_s=chief_timeout_s)
+        profile = _profile(folder, topology) if is_profiled else None
         while not stop.requested.wait(_POLL_S) and not run_over:
             chief.check()
             if profile is not None:
                 profile.look()
-    finally:
-        heartbeat.stop()
-        run_over.close()
 
 
 def _profile(folder: RunFolder, topology: Topology) -> Any:

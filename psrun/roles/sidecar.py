@@ -7,6 +7,7 @@ training, on any machine that can access the folder.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 from typing import Any
@@ -22,6 +23,7 @@ from psrun.config.run_config import RunConfig
 from psrun.config.topology import CHIEF, Task
 from psrun.data import loading
 from psrun.errors import CheckpointError, ChiefGoneError, ConfigError
+from psrun.launch.losses import Silence
 from psrun.process import Stop
 from psrun.program.batch_checks import data_errors
 from psrun.program.build import build_program, build_state, start_afresh
@@ -47,16 +49,9 @@ def run(run_config: RunConfig, folder: RunFolder, console: Sink, stop: Stop, *, 
       ConfigError: the model differs from the trained one.
     """
     sidecar = Sidecar(run_config, folder, console, me)
-    heartbeat = task_files.HeartbeatWriter(
-        folder.path, me, lambda: task_files.Heartbeat(os.getpid(), time.time(), sidecar.state)
-    )
-    heartbeat.start()
-    stop.defer(_STOP_WITHIN_S)
-    try:
+    with contextlib.closing(sidecar), task_files.heartbeats(folder.path, me, lambda: sidecar.state):
+        stop.defer(_STOP_WITHIN_S)
         sidecar.watch(stop)
-    finally:
-        heartbeat.stop()
-        sidecar.close()
 
 
 class Sidecar:
@@ -112,7 +107,8 @@ class Sidecar:
         """Evaluates existing and new checkpoints until the run is over, `max_evaluations` is reached, or a signal
         arrives.
         """
-        began_s = quiet_since_s = time.monotonic()
+        began_s = time.monotonic()
+        silence = Silence(began_s, held_up_s=math.inf)
         while not stop.requested.is_set():
             over = self._is_over()  # first: a later checkpoint is found in the next round
             most = self._evaluation.max_evaluations
@@ -120,28 +116,28 @@ class Sidecar:
             name = None if enough else self._next()
             if name is not None:
                 self._evaluate(name)
-                quiet_since_s = time.monotonic()
+                silence.reset(time.monotonic())
             elif over or enough:
                 if over:  # otherwise the chief writes run.json
                     self._record()
                 return
             else:
                 if task_files.still_beats(self._folder.path, CHIEF):
-                    quiet_since_s = time.monotonic()
-                self._wait(stop, time.monotonic() - began_s, time.monotonic() - quiet_since_s)
+                    silence.reset(time.monotonic())
+                self._wait(stop, time.monotonic() - began_s, silence)
         stop.raise_if_requested()
 
-    def _wait(self, stop: Stop, since_start_s: float, quiet_s: float) -> None:
+    def _wait(self, stop: Stop, since_start_s: float, silence: Silence) -> None:
         """Waits a moment for the next checkpoint.
 
         Args:
-          quiet_s: how long there has been neither a checkpoint nor a heartbeat of the chief.
+          silence: since the last checkpoint or heartbeat of the chief.
         """
         limit_s = self._evaluation.wait_s
         if self._last is None and since_start_s > _REPORT_AFTER_S and self._is_first("waiting"):
             facts: dict[str, Any] = {"task": str(self._me), "folder": str(self._source.folder), "until_s": limit_s}
             self._reporter.emit("waiting", **facts)
-        if quiet_s > limit_s:
+        if silence.exceeds(limit_s, time.monotonic()):
             message = f"no checkpoint in {self._source.folder} and no chief for {limit_s:.0f} s (evaluation.wait_s)"
             raise ChiefGoneError(f"{message}; {self._me} exits", task=str(self._me))
         stop.requested.wait(_POLL_S)

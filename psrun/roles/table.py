@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 import importlib
-import os
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,6 +19,7 @@ from psrun.config import choices, rules, topology
 from psrun.config.run_config import CHIEF_ROLES, RunConfig
 from psrun.config.topology import CHIEF, Task, Topology
 from psrun.errors import ChiefGoneError, ConfigError, ExitCode, Interrupted, PsrunError
+from psrun.launch.losses import Silence
 from psrun.process import SUPERVISOR_PID, Stop, allow_open_files
 from psrun.results import task_files
 from psrun.results.console import ConsoleSink
@@ -68,7 +69,7 @@ def identify(run: RunConfig, environment: Mapping[str, str]) -> Identity:
     starter = None if SUPERVISOR_PID in environment else _starter(run, environment)
     if starter is not None:
         return starter
-    cluster = _topology(run, environment)
+    cluster = run.cluster.topology(run, environment)
     if cluster is None:
         return Identity("coordinator", str(CHIEF))
     if run.cluster.has_synchronous_workers and cluster.me != CHIEF:
@@ -92,11 +93,6 @@ def _starter(run: RunConfig, environment: Mapping[str, str]) -> Identity | None:
         patience_s=start.patience_s,
         start=start.name,
     )
-
-
-def _topology(run: RunConfig, environment: Mapping[str, str]) -> Topology | None:
-    """The cluster of this process; None for a single process."""
-    return run.cluster.topology(run, environment)
 
 
 def _of(cluster: Topology, me: Task, chiefs_role: str) -> Identity:
@@ -139,12 +135,8 @@ def wait_for_end_of_run(folder: RunFolder, stop: Stop, *, index: int, run_timeou
     stop.defer(_POLL_S * 10)
     me = Task("evaluator", index)
     beat = None
-    heard_s = time.monotonic()
-    heartbeat = task_files.HeartbeatWriter(
-        folder.path, me, lambda: task_files.Heartbeat(os.getpid(), time.time(), "waiting")
-    )
-    heartbeat.start()
-    try:
+    silence = Silence(time.monotonic(), held_up_s=math.inf)
+    with task_files.heartbeats(folder.path, me, lambda: "waiting"):
         while not stop.requested.wait(_POLL_S):
             result = folder.stored()
             before = beat
@@ -152,12 +144,10 @@ def wait_for_end_of_run(folder: RunFolder, stop: Stop, *, index: int, run_timeou
                 return
             beat = task_files.read(folder.path, CHIEF)
             if beat is not None and beat != before:
-                heard_s = time.monotonic()
-            elif time.monotonic() - heard_s > run_timeout_s:
+                silence.reset(time.monotonic())
+            elif silence.exceeds(run_timeout_s, time.monotonic()):
                 what = "no chief of the run in" if result else "no run in"
                 raise ChiefGoneError(f"{what} {folder.path} for {run_timeout_s:.0f} s; {me} exits", task=str(me))
-    finally:
-        heartbeat.stop()
 
 
 @dataclass(frozen=True)
@@ -203,18 +193,26 @@ def _coordinator(process: Process) -> None:
 
 def _as_chief(process: Process, run: Callable[..., None], *more: Any) -> None:
     """Calls the function of a chief's role, with a guard if there is no supervisor."""
-    me, cluster = process.me, process.run.cluster
-    if isinstance(cluster, choices.Unsupervised) and me.topology is not None:
-        servers = me.topology.servers()
-        timeout_s = cluster.heartbeat_timeout_s + _GUARD_WAITS_LONGER_S
-        guard = importlib.import_module("psrun.launch.unsupervised")
-        guard.start_guard(process.folder.path, process.terminal, timeout_s=timeout_s, servers=servers)
+    cluster = process.run.cluster
+    if isinstance(cluster, choices.Unsupervised) and process.me.topology is not None:
+        unsupervised = importlib.import_module("psrun.launch.unsupervised")
+        unsupervised.start_guard(
+            process.folder.path,
+            process.terminal,
+            timeout_s=cluster.heartbeat_timeout_s + _GUARD_WAITS_LONGER_S,
+            servers=process.me.topology.servers(),
+        )
     run(process.run, _context(process), *more)
 
 
 def _context(process: Process) -> TaskContext:
-    topology, console = process.me.topology, ConsoleSink(process.console)
-    return TaskContext(process.folder, console, process.started_s, topology=topology, give_up=process.give_up)
+    return TaskContext(
+        process.folder,
+        ConsoleSink(process.console),
+        process.started_s,
+        topology=process.me.topology,
+        give_up=process.give_up,
+    )
 
 
 def _replica(process: Process) -> None:
@@ -223,9 +221,12 @@ def _replica(process: Process) -> None:
 
 def _server(process: Process) -> None:
     import_for_servers()
-    module, cluster = import_role("server"), process.run.cluster
+    module = import_role("server")
+    cluster = process.run.cluster
     module.run(
-        *(process.me.topology, process.folder, process.stop),
+        process.me.topology,
+        process.folder,
+        process.stop,
         chief_timeout_s=cluster.chief_timeout_s,
         num_replicas=cluster.replicas_per_worker,
         is_profiled=process.run.profile.steps is not None,

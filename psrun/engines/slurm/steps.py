@@ -213,7 +213,8 @@ class SlurmBackend(Backend):
         """Raises TaskLostError if Slurm has given up this node and started the job on others."""
         now_s = time.monotonic()
         for handle in self._handles.values():
-            if handle.silence.unchanged(handle.answer, now_s) > self._cluster.heartbeat_timeout_s:
+            handle.silence.hear(handle.answer, now_s)
+            if handle.silence.exceeds(self._cluster.heartbeat_timeout_s, now_s):
                 handle.is_lost = True
         if now_s - self._looked_s > _LOOK_EVERY_S:
             self._looked_s = now_s
