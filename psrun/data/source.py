@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -171,6 +171,20 @@ def task_of(source: DataSource) -> str | None:
     return getattr(source, "task", None)
 
 
+@dataclass(frozen=True)
+class Remarks:
+    """What a source tells the user, from its optional attributes of these names; see `DataSource`."""
+
+    guessed: Sequence[Mapping[str, Any]]
+    notes: Sequence[str]
+    warnings: Sequence[str]
+    differences: Sequence[str]
+
+    @classmethod
+    def of(cls, source: DataSource) -> Remarks:
+        return cls(*(getattr(source, field.name, ()) for field in fields(cls)))
+
+
 class DataSource(Protocol):
     """Examples for training and evaluation.
 
@@ -192,6 +206,8 @@ class DataSource(Protocol):
       label_vocabulary: the names of the classes 0, 1, ... if labels are class numbers; optional. A source with other
         labels, strings or integers, omits it: `data.label_vocabulary` lists those.
       notes: what the source decided for the user, a line each; optional.
+      guessed: a row for each feature that it inferred, to display; optional.
+      differences: how the data differ from what the run was trained on, a line each; optional.
       recommended: a method of the batch size (None: not configured) that returns the keys global_batch_size, epochs,
         steps_per_epoch (None: one pass), learning_rate and learning_rate_falls (whether to 0 over the epochs), some or
         all, for those that the configuration leaves to the data; optional.

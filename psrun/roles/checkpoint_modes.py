@@ -6,6 +6,7 @@ import contextlib
 import csv
 import json
 import os
+import types
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,7 +27,7 @@ from psrun.cluster import strategy
 from psrun.config.run_config import RunConfig
 from psrun.config.schema import did_you_mean
 from psrun.data import loading
-from psrun.data.source import DataSource, evaluation_batches, reads_shards, task_of
+from psrun.data.source import DataSource, Remarks, evaluation_batches, reads_shards, task_of
 from psrun.errors import ConfigError, DataError, Problem, PsrunError, RunFolderError
 from psrun.program import batch_checks, embeddings, objective
 from psrun.program.batch_checks import BatchChecks, Place, check_spec, data_errors, evaluated
@@ -89,7 +90,8 @@ class Layout:
         predictions = {name: _flat(values) for name, values in rows.predictions.items()}
         most_probable = {}
         if self.class_names is not None:
-            names, has_one_output = np.array(self.class_names), len(predictions) == 1
+            names = np.array(self.class_names)
+            has_one_output = len(predictions) == 1
             if has_one_output:
                 labels = {name: self._named(names, rows, values) for name, values in labels.items()}
             for name, values in predictions.items():
@@ -299,7 +301,7 @@ def run_evaluate(run_config: RunConfig, context: TaskContext) -> None:
 
 def report_differences(source: DataSource, folder: RunFolder, reporter: Reporter, mode: str) -> None:
     """Warns where data differs from what the run was trained on, and records it in run.json if the run is over."""
-    for text in getattr(source, "differences", ()):
+    for text in Remarks.of(source).differences:
         reporter.warn(text)
     compared = source.facts.get("compared")
     if compared and is_over(folder.stored()):
@@ -348,50 +350,26 @@ def saved_program(run_config: RunConfig, context: TaskContext, *, state: str) ->
             yield SavedProgram(program, checkpoint, chief, folder)
 
 
-# The labels and the outputs of the model for consecutive rows: arrays, or nests of these by output.
-Batches = Iterator[tuple[Any, Any]]
-
-
 class _Input:
     """What the output takes from the input besides the predictions: columns of files, and what is wrong with rows.
 
-    Files with columns are described by `rows_to_predict` of the data source, a `RowsToPredict`.
-
     Args:
-      keep: names of columns of the input.
-
-    Raises:
-      ConfigError: there are no rows, or no such columns.
+      labeled: whether the rows have labels.
+      problems: what is wrong with a malformed row, by its index.
+      batches: the kept columns of all rows; None without such columns.
     """
 
-    def __init__(self, source: DataSource, keep: Sequence[str]) -> None:
-        if not source.num_eval_examples:
-            raise ConfigError([Problem("data", "has no evaluation examples to predict")])
-        rows = getattr(source, "rows_to_predict", None)
-        if keep and rows is None:
-            message = "requires data in files with columns, such as data=table; set it to []"
-            if hasattr(source, "rows_to_predict"):  # which predicts the rows that its split holds out
-                message = "requires data.eval_path=FILE, the file with the rows to predict"
-            raise ConfigError([Problem("predict.keep", message)])
-        self.labeled = True
-        self.problems: Mapping[int, str] = {}
-        self._batches: Iterator[pa.RecordBatch] | None = None
+    def __init__(
+        self,
+        *,
+        labeled: bool = True,
+        problems: Mapping[int, str] = types.MappingProxyType({}),
+        batches: Iterator[pa.RecordBatch] | None = None,
+    ) -> None:
+        self.labeled = labeled
+        self.problems = problems
+        self._batches = batches
         self._ahead: pa.Table | None = None  # rows that were read and not yet taken
-        if rows is None:
-            return
-        problems = [
-            Problem(
-                "predict.keep", f"names {name!r}, which is no column of the files.{did_you_mean(name, rows.columns)}"
-            )
-            for name in keep
-            if name not in rows.columns
-        ]
-        if problems:
-            raise ConfigError(problems)
-        self.labeled = rows.labeled
-        self.problems = rows.problems
-        if keep:
-            self._batches = rows.kept(keep)
 
     def kept(self, num_rows: int) -> pa.Table | None:
         """The kept columns of the next rows; None without such columns.
@@ -417,6 +395,42 @@ class _Input:
         return {index: self.problems[row] for index, row in enumerate(rows) if row in self.problems}
 
 
+def _input_of(source: DataSource, keep: Sequence[str]) -> _Input:
+    """The input for predictions; `rows_to_predict` of the source, a `RowsToPredict`, describes files with columns.
+
+    Args:
+      keep: names of columns of the input.
+
+    Raises:
+      ConfigError: there are no rows, or no such columns.
+    """
+    if not source.num_eval_examples:
+        raise ConfigError([Problem("data", "has no evaluation examples to predict")])
+    rows = getattr(source, "rows_to_predict", None)
+    if rows is None:
+        if not keep:
+            return _Input()
+        message = "requires data in files with columns, such as data=table; set it to []"
+        if hasattr(source, "rows_to_predict"):  # which predicts the rows that its split holds out
+            message = "requires data.eval_path=FILE, the file with the rows to predict"
+        raise ConfigError([Problem("predict.keep", message)])
+    problems = []
+    for name in keep:
+        if name not in rows.columns:
+            message = f"names {name!r}, which is no column of the files.{did_you_mean(name, rows.columns)}"
+            problems.append(Problem("predict.keep", message))
+    if problems:
+        raise ConfigError(problems)
+    batches = None
+    if keep:
+        batches = rows.kept(keep)
+    return _Input(labeled=rows.labeled, problems=rows.problems, batches=batches)
+
+
+# The labels and the outputs of the model for consecutive rows: arrays, or nests of these by output.
+Batches = Iterator[tuple[Any, Any]]
+
+
 def run_predict(run_config: RunConfig, context: TaskContext) -> None:
     """Writes the file and prints its path. Parameter server clusters predict on their workers, others in this process.
 
@@ -435,7 +449,7 @@ def run_predict(run_config: RunConfig, context: TaskContext) -> None:
         return
     with saved_program(run_config, context, state="predicting") as saved:
         program = saved.program
-        rows = _Input(program.source, run_config.predict.keep)
+        rows = _input_of(program.source, run_config.predict.keep)
         batches = _on_workers(program, rows.labeled)
         path = _path(run_config, saved.folder, saved.checkpoint.step)
         count = _write(path, run_config, program.source, program.network, rows, batches, saved.chief)
@@ -450,7 +464,7 @@ def _run_here(run_config: RunConfig, context: TaskContext) -> None:
         source = loading.load_source(run_config, folder.stored().get("data"), chief.preparing, folder.root.path)
         report_differences(source, folder, reporter, run_config.mode)
         run_config = loading.planned(run_config, source)
-        rows = _Input(source, run_config.predict.keep)
+        rows = _input_of(source, run_config.predict.keep)
         loaded = trained_model.load(run_config, source, Store(folder.checkpoints), reporter.warn)
         step = loaded.checkpoint.step
         path = _path(run_config, folder, step)
@@ -487,14 +501,11 @@ def _write(
         for label, outputs in batches:
             predictions = _by_name(outputs, output_names, alone="prediction")
             num_rows = len(next(iter(predictions.values())))
-            write(
-                Rows(
-                    kept=rows.kept(num_rows),
-                    labels=_by_name(label, output_names, alone="label", prefix="label_") if rows.labeled else {},
-                    predictions=predictions,
-                    problems=rows.problems_of(count, num_rows),
-                )
-            )
+            kept = rows.kept(num_rows)
+            labels: dict[str, np.ndarray] = {}
+            if rows.labeled:
+                labels = _by_name(label, output_names, alone="label", prefix="label_")
+            write(Rows(kept, labels, predictions, rows.problems_of(count, num_rows)))
             count += num_rows
             chief.preparing(f"predicting: {count:,} of {source.num_eval_examples:,} examples")
             if count > source.num_eval_examples:  # perhaps it has no end

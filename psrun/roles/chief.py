@@ -29,7 +29,7 @@ from psrun.config import choices
 from psrun.config.run_config import FROM_DATA, RunConfig
 from psrun.config.topology import CHIEF, Task
 from psrun.data import loading, storage
-from psrun.data.source import DataSource
+from psrun.data.source import DataSource, Remarks
 from psrun.errors import ClusterError, DataError, TaskLostError
 from psrun.launch.losses import Loss, Recoveries, TrainingStatus, earlier_loss
 from psrun.launch.unsupervised import ANSWER_WITHIN_S, Watch
@@ -42,7 +42,7 @@ from psrun.results import events, provenance, task_files
 from psrun.results.events import PENDING_LOSS, Reporter
 from psrun.results.provenance import DIFF, WorkTree
 from psrun.results.run_folder import PAUSED, RunFolder, flat, write_config
-from psrun.results.task_files import Sampler, Usage
+from psrun.results.task_files import Heartbeat, HeartbeatWriter, Sampler, Usage
 from psrun.results.tracking import tracker_sinks
 from psrun.roles.table import TaskContext
 from psrun.tf_internals.strategies import incarnation
@@ -72,8 +72,10 @@ def run(run_config: RunConfig, context: TaskContext, stop: Stop) -> None:
     warn = Reporter([folder, context.console], started_s=context.started_s).warn
     sinks = [folder, *tracker_sinks(run_config, folder, warn), context.console]
     reporter = Reporter(sinks, started_s=context.started_s)
-    # A replica of synchronous workers has a folder within that of the run.
-    recording = Recording(folder, Path.cwd()) if folder.root is folder else None
+    recording = None
+    if folder.root is folder:  # a replica of synchronous workers has a folder within the run's folder
+        recording = Recording(folder, Path.cwd())
+        recording.start()
     with Chief(run_config, context, reporter) as chief:
         _prepare(run_config, context, stop)
         reporter.emit("start", title=run_config.title, run_folder=str(folder.path), notes=run_config.notes)
@@ -127,11 +129,10 @@ def _planned(run_config: RunConfig, source: DataSource, reporter: Reporter, fold
 
 def _report_data(run_config: RunConfig, source: DataSource, reporter: Reporter, folder: RunFolder) -> None:
     folder.emit("data", data=loading.facts(run_config, source))
-    guessed = getattr(source, "guessed", ())
-    notes = getattr(source, "notes", ())
-    if guessed or notes:
-        reporter.emit("features", features=guessed, notes=list(notes))
-    for text in getattr(source, "warnings", ()):
+    remarks = Remarks.of(source)
+    if remarks.guessed or remarks.notes:
+        reporter.emit("features", features=remarks.guessed, notes=list(remarks.notes))
+    for text in remarks.warnings:
         reporter.warn(text)
 
 
@@ -286,7 +287,7 @@ def run_replica(run_config: RunConfig, context: TaskContext, stop: Stop) -> None
 class Chief:
     """This process as the chief of its cluster, from its start to its end.
 
-    A context manager that closes itself and the reporter.
+    The context reserves its address, writes its heartbeat, and closes the reporter at the end.
 
     Attributes:
       folder, reporter: of the task.
@@ -298,6 +299,7 @@ class Chief:
         self.folder = context.folder
         self.reporter = reporter
         self.pulse = Pulse()
+        self._mode = run_config.mode
         self._training: TrainingRun | None = None
         self._program: Program | None = None
         self._cluster = run_config.cluster
@@ -307,24 +309,26 @@ class Chief:
         self._connect = context.connect or functools.partial(strategy.connect, give_up=context.give_up)
         self._reported_s = time.monotonic()
         self._recoveries = Recoveries(reporter)
-        # Whoever started the tasks of such a cluster restarts them, but records nothing.
-        self._loss = self._earlier_loss() if self._cluster.started_elsewhere else None
+        self._loss: Loss | None = None
+        self._reservation: PortReservation | None = None
+        self._heartbeat: HeartbeatWriter | None = None
+
+    def __enter__(self) -> Self:
+        if self._cluster.started_elsewhere:  # whoever started its tasks restarts them, but records nothing
+            self._loss = self._earlier_loss()
         self._reservation = self._reserved_port()
-        self._heartbeat = None
         # Also if this is the only process: a sweep shows its progress. A running run has its own heartbeat.
-        if self.topology is not None or run_config.mode == "train":
+        if self.topology is not None or self._mode == "train":
             me = CHIEF if self.topology is None else self.topology.me
-            self._heartbeat = task_files.HeartbeatWriter(self.folder.root.path, me, self._current_heartbeat)
+            self._heartbeat = HeartbeatWriter(self.folder.root.path, me, self._current_heartbeat)
             self._heartbeat.start()
+        return self
 
     def _reserved_port(self) -> PortReservation | None:
         """For servers, which exit if nobody listens for too long: TensorFlow listens only once the data is ready."""
         if self.topology is None or not self._cluster.has_server_processes or CHIEF not in self.topology.addresses:
             return None
         return PortReservation(self.topology.addresses[CHIEF])
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *error: object) -> None:
         if self._heartbeat:
@@ -446,9 +450,9 @@ class Chief:
         pulse = self.pulse
         return TrainingStatus(pulse.state, pulse.last_step, pulse.slowest_step_s, pulse.advances)
 
-    def _current_heartbeat(self) -> task_files.Heartbeat:
+    def _current_heartbeat(self) -> Heartbeat:
         pulse = self.pulse
-        return task_files.Heartbeat(
+        return Heartbeat(
             os.getpid(),
             time.time(),
             pulse.state,
@@ -481,6 +485,9 @@ class Recording:
         self._is_other = False
         self._looking = threading.Thread(target=self._look, args=(within,), name="git", daemon=True)
         self._hashing: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begins to look at the repository."""
         self._looking.start()
 
     def _look(self, within: Path) -> None:

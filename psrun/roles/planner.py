@@ -21,6 +21,7 @@ from psrun.cluster.placement import Placed, Planned
 from psrun.config import choices, topology
 from psrun.config.run_config import RunConfig
 from psrun.data import loading
+from psrun.data.source import Remarks
 from psrun.layers import collection
 from psrun.program import batch_checks, build, embeddings, make_optimizer, whole_variables
 from psrun.program.batch_checks import zeros
@@ -71,7 +72,8 @@ class Plan:
 def run(run_config: RunConfig, folder: RunFolder, console: Console) -> None:
     """Prints the plan and records it."""
     source = loading.load_source(run_config, folder.stored().get("data"))
-    for part in features_guessed(getattr(source, "guessed", ()), getattr(source, "notes", ())):
+    remarks = Remarks.of(source)
+    for part in features_guessed(remarks.guessed, remarks.notes):
         console.print(part, soft_wrap=True)
     run_config = loading.planned(run_config, source, warner(console))
     plan = make(run_config, source)

@@ -10,6 +10,7 @@ import contextlib
 import math
 import os
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -48,7 +49,11 @@ def run(run_config: RunConfig, folder: RunFolder, console: Sink, stop: Stop, *, 
       ChiefGoneError: there was no checkpoint, and no heartbeat of the chief, for `evaluation.wait_s`.
       ConfigError: the model differs from the trained one.
     """
-    sidecar = Sidecar(run_config, folder, console, me)
+    journal = folder.journal  # the chief writes run.json
+    warn = Reporter([journal, console], started_s=time.time()).warn
+    sinks = [journal, *tracker_sinks(run_config, folder, warn, joins=True), console]
+    sidecar = Sidecar(run_config, folder, sinks, me)
+    sidecar.begin()
     with contextlib.closing(sidecar), task_files.heartbeats(folder.path, me, lambda: sidecar.state):
         stop.defer(_STOP_WITHIN_S)
         sidecar.watch(stop)
@@ -57,11 +62,14 @@ def run(run_config: RunConfig, folder: RunFolder, console: Sink, stop: Stop, *, 
 class Sidecar:
     """The evaluations of one run.
 
+    Args:
+      sinks: receive them.
+
     Attributes:
       state: as in the heartbeat.
     """
 
-    def __init__(self, run_config: RunConfig, folder: RunFolder, console: Sink, me: Task) -> None:
+    def __init__(self, run_config: RunConfig, folder: RunFolder, sinks: Sequence[Sink], me: Task) -> None:
         assert run_config.sidecar is not None
         self.state = "waiting"
         self._run = run_config
@@ -71,9 +79,7 @@ class Sidecar:
         self._store = Store(folder.checkpoints)
         others = run_config.other_checkpoints
         self._source = RunCheckpoints(self._store) if others is None else KerasCheckpoints(others)
-        journal = folder.journal  # the chief writes run.json
-        warn = Reporter([journal, console], started_s=time.time()).warn
-        self._sinks: list[Sink] = [journal, *tracker_sinks(run_config, folder, warn, joins=True), console]
+        self._sinks = sinks
         self._program: tuple[Program, DirectEvaluation] | None = None
         self._done: set[str] = set()  # checksums of checkpoints that were evaluated or are damaged
         self._last: Evaluation | None = None
@@ -81,10 +87,13 @@ class Sidecar:
         self._best_value: float | None = None
         self._warned: set[str] = set()
         self._plateau = Plateau(run_config.early_stopping)
+        self._earlier_result: dict[str, Any] | None = None
+
+    def begin(self) -> None:
+        """Takes the evaluations of earlier evaluators into account."""
         self._earlier_result = self._result_to_be_resumed()
-        for evaluation, checkpoint in evaluators.kept_evaluations(
-            folder.evaluations, self._evaluation.kind
-        ):  # of earlier evaluators
+        kept = evaluators.kept_evaluations(self._folder.evaluations, self._evaluation.kind)
+        for evaluation, checkpoint in kept:
             self._done.add(checkpoint)
             self._last = evaluation
             self._count += 1
