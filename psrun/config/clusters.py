@@ -66,6 +66,7 @@ class ClusterChoice(Choice):
       shares_cores: whether tasks may run on the same cores.
       fits_in_sweep: whether the process of a job of a sweep can run it, with all of its tasks.
       exit_signal: by which the engine asks a task to end, beside SIGINT and SIGTERM; None for no other.
+      waits_for: what a submitted run waits for, in a message.
       num_workers: that the configuration asks for; None where addresses are given instead.
       num_ps: likewise.
       replicas_per_worker: None where the devices of the workers decide.
@@ -84,6 +85,7 @@ class ClusterChoice(Choice):
     shares_cores: ClassVar[bool] = True
     fits_in_sweep: ClassVar[bool] = True
     exit_signal: ClassVar[int | None] = None
+    waits_for: ClassVar[str] = "its job"
     kind: str
     num_workers: int | None = 1
     num_ps: int | None = 0
@@ -114,6 +116,16 @@ class ClusterChoice(Choice):
     def job(cls, environment: Mapping[str, str]) -> dict[str, Any]:
         """The engine's job of this process, as run.json has it in `process`; empty outside of a job."""
         return {}
+
+    @classmethod
+    def where(cls, process: Mapping[str, Any], config: Mapping[str, Any]) -> str | None:
+        """Where a run was started, in a few words; None if that is not recorded.
+
+        Args:
+          process: as run.json has it.
+          config: the keys of the run, by dotted name.
+        """
+        return process.get("host")
 
     @classmethod
     def resume_command(cls, resume: str, overrides: Sequence[str]) -> str:

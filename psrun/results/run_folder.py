@@ -316,11 +316,16 @@ class RunFolder(Journal):
 
 def rebuilt(path: Path) -> dict[str, Any]:
     """The run.json of the run in the folder `path` by its events; empty if metrics.jsonl does not have all of them."""
-    try:
-        events = EventReader(path / METRICS).read()
-    except OSError:
-        return {}
+    events = stored_events(path)
     return fold_all(events) if _is_complete(events) else {}
+
+
+def stored_events(path: Path) -> list[Event]:
+    """The events of the run in the folder `path`; none if they cannot be read."""
+    try:
+        return EventReader(path / METRICS).read()
+    except OSError:
+        return []
 
 
 def _is_complete(events: Sequence[Event]) -> bool:

@@ -5,7 +5,6 @@ The state of a run follows from its run.json, metrics.jsonl and the heartbeats o
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import re
@@ -22,11 +21,12 @@ import psutil
 
 from psrun import files, process
 from psrun.config import choices, schema
+from psrun.config.clusters import ClusterChoice
 from psrun.config.groups import quoted
 from psrun.config.topology import CHIEF, Task
 from psrun.errors import ConfigError
 from psrun.results import events, run_folder, task_files
-from psrun.results.events import METRICS, Event, EventReader, Progress, event_of
+from psrun.results.events import METRICS, Event, Progress, event_of
 from psrun.results.run_folder import CONFIG, OVER, RESULT
 from psrun.results.task_files import Heartbeat, age_s
 
@@ -43,19 +43,41 @@ WORD_HELP = f"its folder, its name, or the end of its folder's name below {RUNS}
 _SHOWN = 5  # candidates in a message
 
 
-def below(folder: Path, levels: int = LEVELS) -> Iterator[Path]:
+def below(folder: Path) -> list[Path]:
     """The run folders in and below `folder`, but none inside a run folder."""
-    try:
-        entries = list(os.scandir(folder))
-    except OSError:  # reading it as a run reports the reason
-        yield folder
+    if folder_entries(str(folder)) is None:
+        return [folder]  # reading it as a run reports the reason
+    return [Path(path) for path, is_sweep in walk(str(folder)) if not is_sweep]
+
+
+def walk(root: str, *, levels: int = LEVELS) -> Iterator[tuple[str, bool]]:
+    """The folders of runs and sweeps in and below `root`, and whether each is a sweep; a sweep before its jobs.
+
+    A folder below `root` that cannot be read is taken for a run.
+    """
+    inner = folder_entries(root)
+    names = {entry.name for entry in inner or ()}
+    if holds_run(names) or (inner is None and levels < LEVELS):
+        yield root, False
         return
-    if holds_run({entry.name for entry in entries}):
-        yield folder
-    elif levels:
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False) and not entry.name.startswith("."):
-                yield from below(Path(entry.path), levels - 1)
+    if SWEEP in names:
+        yield root, True
+    if not levels:
+        return
+    for entry in inner or ():
+        if not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False):
+            yield from walk(entry.path, levels=levels - 1)
+
+
+def folder_entries(folder: str) -> list[os.DirEntry[str]] | None:
+    """What is in a folder; None if it cannot be read, nothing if it was removed."""
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except PermissionError:
+        return None
+    except OSError:
+        return []
 
 
 def holds_run(names: Set[str]) -> bool:
@@ -179,10 +201,14 @@ class RunState:
         return str(message or self.gone or self.problem).partition("\n")[0]
 
     @property
+    def engine(self) -> type[ClusterChoice]:
+        """The choice of its cluster, which answers for the engine."""
+        return choices.cluster_of_kind(files.as_mapping(self.result.get("cluster")).get("topology"))
+
+    @property
     def resume_command(self) -> str:
         """The command that resumes the run on its engine."""
-        kind = files.as_mapping(self.result.get("cluster")).get("topology")
-        return choices.cluster_of_kind(kind).resume_command(resume_argument(self.path), self.overrides)
+        return self.engine.resume_command(resume_argument(self.path), self.overrides)
 
     @property
     def overrides(self) -> list[str]:
@@ -199,8 +225,7 @@ def look(path: Path, *, supervised: bool = False) -> RunState:
     """
     result, problem = files.load_mapping(path / RESULT)
     if problem:
-        with contextlib.suppress(OSError):
-            result = events.fold_all(EventReader(path / METRICS).read())
+        result = events.fold_all(run_folder.stored_events(path))
         if result.get("status"):  # all of run.json
             problem = ""
     if not result and not os.path.exists(path / RESULT):
@@ -284,10 +309,12 @@ def _last_epoch(path: Path) -> Event | None:
                 lines = file.read().splitlines()
         except OSError:
             return None
-        events = (event_of(line) for line in reversed(lines) if b'"epoch"' in line)
-        epoch = next((event for event in events if event and event.kind == "epoch"), None)
-        if epoch is not None or size <= tail_bytes:
-            return epoch
+        for line in reversed(lines):
+            event = event_of(line) if b'"epoch"' in line else None
+            if event is not None and event.kind == "epoch":
+                return event
+        if size <= tail_bytes:
+            break
     return None
 
 
@@ -304,36 +331,6 @@ def _after_epoch(epoch: Event | None) -> Progress | None:
         return Progress(data["epoch"], data["epochs"], epoch.step, steps, *rates, loss, metrics)
     except (KeyError, TypeError, ValueError, ZeroDivisionError):
         return None
-
-
-def walk(root: str, *, levels: int = LEVELS) -> Iterator[tuple[str, bool]]:
-    """The folders of runs and sweeps in and below `root`, and whether each is a sweep; a sweep before its jobs.
-
-    A folder below `root` that cannot be read is taken for a run.
-    """
-    inner = folder_entries(root)
-    names = {entry.name for entry in inner or ()}
-    if holds_run(names) or (inner is None and levels < LEVELS):
-        yield root, False
-        return
-    if SWEEP in names:
-        yield root, True
-    if not levels:
-        return
-    for entry in inner or ():
-        if not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False):
-            yield from walk(entry.path, levels=levels - 1)
-
-
-def folder_entries(folder: str) -> list[os.DirEntry[str]] | None:
-    """What is in a folder; None if it cannot be read, nothing if it was removed."""
-    try:
-        with os.scandir(folder) as entries:
-            return list(entries)
-    except PermissionError:
-        return None
-    except OSError:
-        return []
 
 
 def resolve(word: str) -> Path:

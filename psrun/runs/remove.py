@@ -135,8 +135,7 @@ def _written_s(folder: Path) -> float:
     """When anything of a run, or of a sweep and its jobs, was last written."""
     if not _is_sweep(folder):
         return run_state.look(folder).written_s or files.changed_s(folder)
-    jobs = [Path(path) for path, is_sweep in run_state.walk(str(folder)) if not is_sweep]
-    return max([files.changed_s(folder / SWEEP), *map(_written_s, jobs)])
+    return max([files.changed_s(folder / SWEEP), *map(_written_s, _runs_of_sweep(folder))])
 
 
 def _others(folder: Path) -> list[Path]:
@@ -150,8 +149,11 @@ def _others(folder: Path) -> list[Path]:
         raise ConfigError(
             f"no job of {run_state.shown_path(folder)} is the best: none has a metric; remove the whole sweep"
         )
-    jobs = [Path(path) for path, is_sweep in run_state.walk(str(folder)) if not is_sweep]
-    return [job for job in jobs if job != folder / best.folder]
+    return [job for job in _runs_of_sweep(folder) if job != folder / best.folder]
+
+
+def _runs_of_sweep(folder: Path) -> list[Path]:
+    return [Path(path) for path, is_sweep in run_state.walk(str(folder)) if not is_sweep]
 
 
 def _checked(
@@ -193,7 +195,7 @@ def _in_use(folder: Path) -> str:
         return "is running; psrun stop ends it" if running or _is_locked(folder) else ""
     state_of_run = run_state.look(folder)
     if state_of_run.status == run_folder.PENDING:
-        return "waits for its Slurm job; psrun stop cancels it"
+        return f"waits for {state_of_run.engine.waits_for}; psrun stop cancels it"
     running = state_of_run.status == "running" and not state_of_run.gone
     return "is running; psrun stop ends it" if running or _is_locked(folder) else ""
 

@@ -28,7 +28,7 @@ class State:
 STATES = {
     WAITING: State("dim", "the job of a sweep has not started", False),
     STARTING: State("dim", "the job of a sweep has a process, and has recorded nothing yet", False),
-    PENDING: State("dim", "the Slurm job of the run waits", False),
+    PENDING: State("dim", "the job of the run waits", False),
     "running": State("cyan", "the run, or the sweep, goes on", False),
     "completed": State("green", "all is done", True),
     "failed": State("red", "an error ended it", True),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from psrun.config import topology
 from psrun.config.clusters import ClusterRun, Local
@@ -50,6 +51,13 @@ class Ray(Local):
     address: str | None = field(kw_only=True)
     resources: RayResources = field(kw_only=True)
     placement_group: str = one_of("spread", "pack")
+
+    @classmethod
+    def where(cls, process: Mapping[str, Any], config: Mapping[str, Any]) -> str | None:
+        address = config.get("cluster.address")
+        if address in (None, "auto"):
+            return super().where(process, config)
+        return str(address)
 
     @property
     def spans_machines(self) -> bool:

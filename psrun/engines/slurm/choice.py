@@ -50,6 +50,7 @@ class Slurm(OnSeveralMachines, Supervised):
     implementation: ClassVar[str] = "psrun.engines.slurm.steps:SlurmBackend"
     fits_in_sweep: ClassVar[bool] = False
     exit_signal: ClassVar[int | None] = allocation.EXIT_SIGNAL
+    waits_for: ClassVar[str] = "its Slurm job"
     restart: RestartLimits = field(kw_only=True)
     interface: str | None = field(kw_only=True)
     num_workers: int = at_least(1)
@@ -68,6 +69,14 @@ class Slurm(OnSeveralMachines, Supervised):
         if allocation.JOB_ID not in environment:
             return {}
         return {"slurm_job": environment[allocation.JOB_ID]}
+
+    @classmethod
+    def where(cls, process: Mapping[str, Any], config: Mapping[str, Any]) -> str | None:
+        host = super().where(process, config)
+        if "slurm_job" not in process:  # psrun was started without Slurm's variables
+            return host
+        job = f"job {process['slurm_job']}"
+        return f"{job} on {host}" if host else job
 
     @classmethod
     def resume_command(cls, resume: str, overrides: Sequence[str]) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 import yaml
 
 from psrun import files
+from psrun.config import choices
 from psrun.results import run_folder, run_state
 from psrun.results.run_folder import CONFIG, flat
 from psrun.results.run_state import UNKNOWN, printable
@@ -223,13 +224,9 @@ def _engine(run: Run) -> str | None:
 
 
 def _where(run: Run) -> str | None:
-    """Where the run was started: a Slurm job, a Ray cluster, or a host."""
+    """Where the run was started, such as a host."""
     process = files.as_mapping(run.result.get("process"))
-    host = process.get("host")
-    if "slurm_job" in process:
-        return f"job {process['slurm_job']} on {host}" if host else f"job {process['slurm_job']}"
-    address = run.config.get("cluster.address") if _engine(run) == "ray" else None
-    return str(address) if address not in (None, "auto") else host
+    return choices.cluster_of_kind(_engine(run)).where(process, run.config)
 
 
 def _ended(sweep: Sweep, folder: str, inside: Sequence[Entry]) -> SweepState:
