@@ -6,7 +6,7 @@ heartbeat count, so that the clocks of two machines need not agree.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
@@ -288,19 +288,33 @@ def earlier_loss(earlier: Earlier | None, beat: Heartbeat | None) -> Loss | None
     Args:
       beat: last heartbeat of its chief, which remains if the chief could not remove it.
     """
-    if earlier is None:
+    if earlier is None or _ended_for_good(earlier.result):
         return None
     result = earlier.result
-    code, killed = result.get("exit_code"), result.get("status") == "running"
-    if not killed and (code is None or code < 128 or code == ExitCode.INTERRUPTED):
-        return None
     if pending := result.get(PENDING_LOSS):  # that attempt did not train: the recovery is from the loss before it
         return Loss(**pending)
-    step = max((result.get("steps") or {}).get("applied") or 0, (beat.step if beat else None) or 0)
-    at_s = max(earlier.at_s, beat.at_s if beat else 0.0)
-    error = {} if killed else result.get("error") or {}
+    step = (result.get("steps") or {}).get("applied") or 0
+    at_s = earlier.at_s
+    if beat is not None:
+        step = max(step, beat.step or 0)
+        at_s = max(at_s, beat.at_s)
+    error: Mapping[str, Any] = {}
+    if not _was_killed(result):  # a killed one has recorded none
+        error = result.get("error") or {}
     cause = error.get("message") or "ended without recording a status"
     return Loss(error.get("task") or str(CHIEF), cause, at_s, step)
+
+
+def _was_killed(result: Mapping[str, Any]) -> bool:
+    return result.get("status") == "running"
+
+
+def _ended_for_good(result: Mapping[str, Any]) -> bool:
+    """Whether an attempt has ended with a code that asks for no restart, or a user has interrupted it."""
+    if _was_killed(result):
+        return False
+    code = result.get("exit_code")
+    return code is None or code < 128 or code == ExitCode.INTERRUPTED
 
 
 def _trains_again(failure: _Failure, training: TrainingStatus) -> bool:

@@ -276,9 +276,11 @@ def _that_fit(parts: Sequence[str], more: Sequence[str], width: int | None) -> l
 def _progress_parts(progress: Progress, width: int | None = None) -> list[str]:
     """What is known, in `width` columns: the rates and the last epoch only if there is room for them."""
     parts = [f"epoch {progress.epoch}/{progress.epochs}", f"step {progress.step}/{progress.steps}"]
-    parts += [] if progress.loss is None else [f"loss {progress.loss:.4g}"]
+    if progress.loss is not None:
+        parts.append(f"loss {progress.loss:.4g}")
     more = [f"{progress.steps_per_s:.4g} steps/s", f"{progress.examples_per_s:,.0f} examples/s"]
-    more += [f"(last epoch: {numbers(progress.metrics)})"] if progress.metrics else []
+    if progress.metrics:
+        more.append(f"(last epoch: {numbers(progress.metrics)})")
     return _that_fit(parts, more, width)
 
 
@@ -322,24 +324,37 @@ def placement_table(placed: Sequence[Placed], title: str, *, most: int = 24) -> 
 def feature_table(rows: Sequence[Mapping[str, Any]], title: str) -> Group:
     """One row per feature of a table of examples; notes under examples."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    every = ("feature", "dtype", "ids", "values", "missing", "examples")
-    keys = [key for key in every if key == "examples" or any(row[key] for row in rows)]
-    for key in keys:
-        justify: Any = "right" if key == "values" else "left"
-        table.add_column(key, justify=justify, overflow="fold", no_wrap=key in ("dtype", "values"))
+    keys = []
+    for key in ("feature", "dtype", "ids", "values", "missing"):
+        if any(row[key] for row in rows):
+            keys.append(key)
+            justify: Any = "right" if key == "values" else "left"
+            table.add_column(key, justify=justify, overflow="fold", no_wrap=key in ("dtype", "values"))
+    table.add_column("examples", overflow="fold")
     for row in rows:
-        cells: dict[str, RenderableType] = {key: Text(f"{row[key]:,}" if key == "values" else row[key]) for key in keys}
-        examples = [Text(row["examples"], no_wrap=True, overflow="ellipsis")] if row["examples"] else []
-        note = [Text(row["note"], style="italic")] if row["note"] else []
-        cells["examples"] = Group(*examples, *note)
-        table.add_row(*cells.values(), style="dim" if row["dtype"] == "omitted" else None)
+        cells: list[RenderableType] = []
+        for key in keys:
+            cells.append(Text(f"{row[key]:,}" if key == "values" else row[key]))
+        style = "dim" if row["dtype"] == "omitted" else None
+        table.add_row(*cells, _examples_and_note(row), style=style)
     return Group(Text(title, style="italic"), table)
+
+
+def _examples_and_note(row: Mapping[str, Any]) -> Group:
+    texts = []
+    if row["examples"]:
+        texts.append(Text(row["examples"], no_wrap=True, overflow="ellipsis"))
+    if row["note"]:
+        texts.append(Text(row["note"], style="italic"))
+    return Group(*texts)
 
 
 def features_guessed(rows: Sequence[Mapping[str, Any]], notes: Sequence[str]) -> tuple[RenderableType, ...]:
     """The table of inferred features, if there are any, and what else was decided about the data."""
-    table = (feature_table(rows, "Inferred features (data.features=null)"),) if rows else ()
-    return *table, *map(Text, notes)
+    texts = [Text(note) for note in notes]
+    if not rows:
+        return tuple(texts)
+    return feature_table(rows, "Inferred features (data.features=null)"), *texts
 
 
 def folded_rows(rows: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
@@ -378,12 +393,10 @@ def _follows(row: tuple[str, ...], after: tuple[str, ...]) -> bool:
 def _balance_line(task_balance: Balance) -> Text:
     sizes = [(task, decimal(size)) for task, size in sorted(task_balance.bytes_by_task.items(), key=_by_number)]
     parts = ", ".join(f"{task} {size}" for task, size in folded_rows(sizes))
-    uneven = (
-        f"; the maximum is {task_balance.max_over_mean:.2f} times the mean"
-        if len(task_balance.bytes_by_task) > 1
-        else ""
-    )
-    return Text(f"total: {parts}{uneven}")
+    text = f"total: {parts}"
+    if len(task_balance.bytes_by_task) > 1:
+        text += f"; the maximum is {task_balance.max_over_mean:.2f} times the mean"
+    return Text(text)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,12 +44,12 @@ def merged(composed: Any, unresolved: Any, folder: Path, now: set[str]) -> dict[
     now = now | {"data"} if "model" in now else now
     if recorded.get("data", {}).get("batch_size_per_replica") is not None:  # the number of replicas may be another one
         recorded["data"]["global_batch_size"] = None
-    return {
-        name: _merged(node, unresolved[name], recorded[name], name, now)
-        if name in parse.RECORDED and name in recorded
-        else node
-        for name, node in composed.items()
-    }
+    nodes = {}
+    for name, node in composed.items():
+        nodes[name] = node
+        if name in parse.RECORDED and name in recorded:
+            nodes[name] = _merged(node, unresolved[name], recorded[name], name, now)
+    return nodes
 
 
 def read(path: Path) -> Any:
@@ -110,19 +110,29 @@ def _merged(here: Any, refers: Any, there: Any, key: str, now: set[str]) -> Any:
     """The recorded value `there` of a key, except where it is named in `now` or refers to another key."""
     if key in now or (isinstance(refers, str) and "${" in refers):
         return here
-    if isinstance(here, list) and isinstance(there, list) and len(here) == len(there) and isinstance(refers, list):
-        return [_merged(*parts, f"{key}[{index}]", now) for index, parts in enumerate(zip(here, refers, there))]
+    if isinstance(here, dict) and isinstance(there, dict):
+        return _merged_mappings(here, refers, there, key, now)
+    are_lists = isinstance(here, list) and isinstance(there, list) and isinstance(refers, list)
+    if are_lists and len(here) == len(there):
+        items = enumerate(zip(here, refers, there))
+        return [_merged(*item, f"{key}[{index}]", now) for index, item in items]
     is_overridden = any(name.startswith(f"{key}.") for name in now)
-    if not isinstance(here, dict) or not isinstance(there, dict):
-        return here if is_overridden else there
-    other = any(here.get(name) != there.get(name) for name in ("kind", "_target_"))
+    return here if is_overridden else there
+
+
+def _merged_mappings(
+    here: Mapping[str, Any], refers: Any, there: Mapping[str, Any], key: str, now: set[str]
+) -> dict[str, Any]:
+    """As `_merged`. Of another choice than the recorded one, keys that only one of both has need a name in `now`."""
+    is_other = any(here.get(name) != there.get(name) for name in ("kind", "_target_"))
     both = {}
-    for name in [*here, *(name for name in there if name not in here)]:
+    for name, node in here.items():
         inner = f"{key}.{name}"
-        if name in here and name in there:
-            both[name] = _merged(here[name], refers[name], there[name], inner, now)
-        elif name in there and inner not in now:
-            both[name] = there[name]
-        elif name in here and (not other or any(f"{each}.".startswith(f"{inner}.") for each in now)):
-            both[name] = here[name]
+        if name in there:
+            both[name] = _merged(node, refers[name], there[name], inner, now)
+        elif not is_other or any(f"{each}.".startswith(f"{inner}.") for each in now):
+            both[name] = node
+    for name, node in there.items():
+        if name not in here and f"{key}.{name}" not in now:
+            both[name] = node
     return both

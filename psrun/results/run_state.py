@@ -223,13 +223,7 @@ def look(path: Path, *, supervised: bool = False) -> RunState:
     Args:
       supervised: whether the caller runs it: then run.json alone decides whether it is over, and it is never gone.
     """
-    result, problem = files.load_mapping(path / RESULT)
-    if problem:
-        result = events.fold_all(run_folder.stored_events(path))
-        if result.get("status"):  # all of run.json
-            problem = ""
-    if not result and not os.path.exists(path / RESULT):
-        result = run_folder.submitted_result(path)
+    result, problem = _recorded(path)
     beats = task_files.beats(path)
     written_s = _written_s(path)
     over = result.get("status") in OVER
@@ -238,8 +232,22 @@ def look(path: Path, *, supervised: bool = False) -> RunState:
     has_shared = os.path.exists(task_files.shared(path))
     has_tasks = has_shared and (alive or any(age_s(beat) < _FRESH_S for beat in beats.values()))
     ended = over and (supervised or not has_tasks)
-    gone = "" if over or problem or supervised else _gone(result, beats, time.time() - written_s, alive)
+    gone = ""
+    if not (over or problem or supervised):
+        gone = _gone(result, beats, time.time() - written_s, alive)
     return RunState(path, result, problem, beats, written_s, ended, gone)
+
+
+def _recorded(path: Path) -> tuple[Mapping[str, Any], str]:
+    """The result and the problem of a run; see `RunState`."""
+    result, problem = files.load_mapping(path / RESULT)
+    if problem:
+        result = events.fold_all(run_folder.stored_events(path))
+        if result.get("status"):  # all of run.json
+            problem = ""
+    if not result and not os.path.exists(path / RESULT):
+        result = run_folder.submitted_result(path)
+    return result, problem
 
 
 def is_alive(path: Path, result: Mapping[str, Any]) -> bool | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import functools
 import json
 import os
 import types
@@ -247,17 +248,26 @@ def _flat(values: np.ndarray) -> np.ndarray:
 
 def _texts(column: pa.ChunkedArray) -> list[str]:
     """The values as CSV has them; a missing one is empty."""
-    kind = column.type
+    to_text = _text_of_values(column.type)
+    if to_text is None:
+        if pa.types.is_dictionary(column.type):
+            column = column.cast(column.type.value_type)
+        column = column.cast(pa.string())
+        to_text = str
+    return ["" if value is None else to_text(value) for value in column.to_pylist()]
+
+
+def _text_of_values(kind: pa.DataType) -> Callable[[Any], str] | None:
+    """The text of a value of a type; None for the types that Arrow casts to text."""
+    if kind == pa.float64():
+        return repr
     if pa.types.is_floating(kind):
-        text = repr if kind == pa.float64() else "{:.9g}".format
-        return ["" if value is None else text(value) for value in column.to_pylist()]
-    if pa.types.is_dictionary(kind):
-        column = column.cast(kind.value_type)
+        return "{:.9g}".format
     if pa.types.is_nested(kind):
-        return ["" if value is None else json.dumps(value, default=str) for value in column.to_pylist()]
+        return functools.partial(json.dumps, default=str)
     if _is_binary(kind):
-        return ["" if value is None else value.decode(errors="backslashreplace") for value in column.to_pylist()]
-    return ["" if value is None else value for value in column.cast(pa.string()).to_pylist()]
+        return functools.partial(bytes.decode, errors="backslashreplace")
+    return None
 
 
 def _is_binary(kind: pa.DataType) -> bool:
@@ -266,7 +276,8 @@ def _is_binary(kind: pa.DataType) -> bool:
 
 def _features(column: pa.ChunkedArray) -> list[tf.train.Feature | None]:
     """The values of a kept column as TFRecord has them; None where one is missing."""
-    kind, values = column.type, column.to_pylist()
+    kind = column.type
+    values = column.to_pylist()
     has_numbers = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
     if not (has_numbers or _is_binary(kind)) or kind == pa.uint64():  # larger than an int64
         missing = column.is_null().to_pylist()
