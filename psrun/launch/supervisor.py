@@ -283,7 +283,9 @@ class Supervisor:
         """The tasks to restart if this one has failed, including itself."""
         tasks = list(self._tasks.values())
         together = self._plan.restarted_together
-        group = [each for each in tasks if each.task.job in together] if failed.task.job in together else [failed]
+        group = [failed]
+        if failed.task.job in together:
+            group = [each for each in tasks if each.task.job in together]
         must_move = self._backend.must_move(group)
         return tasks if must_move and not self._is_trained() else group
 
@@ -352,6 +354,10 @@ class ProgressRelay:
 
 def _row(task: TaskHandle, meter: UsageMeter) -> TaskRow:
     beat = task.heartbeat()
-    usage = meter.read(str(task.task), beat.used if beat else None)
-    state = "restarting" if task.start_at_s is not None else beat.state if beat else "starting"
-    return TaskRow(str(task.task), state, task.restarts, *usage, age_s(beat) if beat else None)
+    name = str(task.task)
+    memory_bytes, rates = meter.read(name, beat.used if beat else None)
+    state = beat.state if beat else "starting"
+    if task.start_at_s is not None:
+        state = "restarting"
+    heard_s = age_s(beat) if beat else None
+    return TaskRow(name, state, task.restarts, memory_bytes, rates, heard_s)

@@ -101,7 +101,10 @@ class ConsoleSink(Sink):
         with self._lock:
             self._end_old_epoch(progress)
             if self._console.is_terminal:
-                self._show_live(Group(what, *([ProgressLine(progress)] if progress else [])))
+                parts = [what]
+                if progress:
+                    parts.append(ProgressLine(progress))
+                self._show_live(Group(*parts))
             elif progress:
                 self._plain_progress(progress)
 
@@ -181,12 +184,17 @@ class ConsoleSink(Sink):
             self._print(f"step {event.step} {result}  in {data['path']}")
             for output, estimates in data.get("estimates", {}).items():
                 if estimates["segments"]:
-                    wide = Console(width=_WIDEST, file=io.StringIO())  # a row of a narrow terminal is wrapped
-                    with wide.capture() as captured:
-                        wide.print(_segments(output, estimates))
-                    self._print("\n".join(line.rstrip() for line in captured.get().splitlines()))
+                    self._print_segments(output, estimates)
+        elif is_sidecar:
+            self._print(f"  evaluation of step {event.step} {result}")
         else:
-            self._print(f"  evaluation of step {event.step} {result}" if is_sidecar else f"  evaluation {result}")
+            self._print(f"  evaluation {result}")
+
+    def _print_segments(self, output: str, estimates: Mapping[str, Any]) -> None:
+        wide = Console(width=_WIDEST, file=io.StringIO())  # a row of a narrow terminal is wrapped
+        with wide.capture() as captured:
+            wide.print(_segments(output, estimates))
+        self._print("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
     def _show_lookups(self, event: Event) -> None:
         for decided, once in ((True, "sent once"), (False, "sent each time")):
@@ -219,7 +227,9 @@ def _values(event: Event) -> dict[str, Any]:
     values = {**event.data, "step": event.step}
     if event.kind == "profile":
         values |= {"first": values["steps"][0], "last": values["steps"][1], "count": len(values["tasks"])}
-    return values | {"step_ms": event.data["step_s"] * 1000} if event.kind == "packing" else values
+    if event.kind == "packing":
+        values["step_ms"] = event.data["step_s"] * 1000
+    return values
 
 
 def _epoch_line(epoch: Event, evaluation: Mapping[str, float | None], width: int | None) -> str:
@@ -317,8 +327,10 @@ def placement_table(placed: Sequence[Placed], title: str, *, most: int = 24) -> 
         shape = "x".join(map(str, shards[0].variable_shape)) or "scalar"
         tasks = " ".join(task for (task,) in folded_rows([(shard.task,) for shard in shards]))
         table.add_row(variable, shape, tasks, decimal(sum(shard.bytes for shard in shards)), style=style)
-    rest = [Text(f"and {len(shown) - most} smaller ones", style="dim")] if len(shown) > most else []
-    return Group(table, *rest, _balance_line(balance(placed)))
+    parts: list[RenderableType] = [table]
+    if len(shown) > most:
+        parts.append(Text(f"and {len(shown) - most} smaller ones", style="dim"))
+    return Group(*parts, _balance_line(balance(placed)))
 
 
 def feature_table(rows: Sequence[Mapping[str, Any]], title: str) -> Group:
@@ -423,10 +435,11 @@ def task_table(rows: Sequence[TaskRow]) -> Table:
         table.add_column(heading, justify="left" if heading in ("task", "state") else "right")
     for row in rows:
         memory = "-" if row.memory_bytes is None else decimal(row.memory_bytes)
-        rates = row.rates
-        processor = "-" if rates is None else f"{rates.cpu_percent:.0f} %"
-        network = "-" if rates is None else f"{_per_s(rates.received_bytes_per_s)}, {_per_s(rates.sent_bytes_per_s)}"
         heard = "-" if row.heard_s is None else f"{row.heard_s:.1f} s ago"
+        processor = network = "-"
+        if row.rates is not None:
+            processor = f"{row.rates.cpu_percent:.0f} %"
+            network = f"{_per_s(row.rates.received_bytes_per_s)}, {_per_s(row.rates.sent_bytes_per_s)}"
         table.add_row(row.name, row.state, str(row.restarts), memory, processor, network, heard)
     return table
 

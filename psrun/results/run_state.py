@@ -342,7 +342,7 @@ def _after_epoch(epoch: Event | None) -> Progress | None:
 
 
 def resolve(word: str) -> Path:
-    """The folder that a word on the command line means: an existing folder, or see `named`.
+    """The folder that a word on the command line means: an existing folder, or see `find_named`.
 
     Raises:
       ConfigError: there is none, or there are several; names the candidates.
@@ -374,11 +374,14 @@ def find_named(word: str) -> Path | None:
     there = [Path(folder) for folder, _ in walk(str(RUNS))]
     matches = _outermost([folder for folder in there if end in (folder.name, run_folder.read_name(folder))])
     matches = matches or _outermost([folder for folder in there if folder.as_posix().endswith(end)])
+    if not matches:
+        return _inside(end)
     if len(matches) > 1:
         shown = ", ".join(map(printable, sorted(matches)[:_SHOWN]))
-        more = f" and {len(matches) - _SHOWN} more" if len(matches) > _SHOWN else ""
-        raise ConfigError(f"'{word}' is ambiguous: {shown}{more}; name the folder, or more of its end")
-    return matches[0] if matches else _inside(end)
+        if len(matches) > _SHOWN:
+            shown += f" and {len(matches) - _SHOWN} more"
+        raise ConfigError(f"'{word}' is ambiguous: {shown}; name the folder, or more of its end")
+    return matches[0]
 
 
 def _inside(word: str) -> Path | None:
@@ -389,7 +392,7 @@ def _inside(word: str) -> Path | None:
 
 
 def resolve_run(word: str) -> Path:
-    """The folder of a run or of a sweep, see `resolved`. Raises ConfigError also for a folder that holds neither."""
+    """The folder of a run or of a sweep, see `resolve`. Raises ConfigError also for a folder that holds neither."""
     folder = resolve(word)
     try:
         names = set(os.listdir(folder))

@@ -73,7 +73,9 @@ class TensorBoardSink(Sink):
 
     def _describe(self, values: Mapping[str, Any]) -> None:
         table = "".join(f"| {key} | {value} |\n" for key, value in values.items())
-        plain = {key: value if isinstance(value, bool | int | float) else str(value) for key, value in values.items()}
+        plain = {}
+        for key, value in values.items():
+            plain[key] = value if isinstance(value, bool | int | float) else str(value)
         with self._writing("."):
             tf.summary.text("configuration", f"| key | value |\n| --- | --- |\n{table}", step=0)
             hparams.hparams(plain)

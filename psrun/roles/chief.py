@@ -165,13 +165,25 @@ def _train(program: Program, trainer: Trainer, hooks: Hooks, chief: Chief, stop:
         run.monitor.stop()
         folder.emit("trained", **_result(run, reporter))
         _record_evaluator(program.config.evaluation, folder)
-    result = folder.stored()
-    keys = ("metrics", "time_to_first_step_s", "steps_per_s", "examples_per_s", "step_time")
+    _report_end(run, folder.stored(), reporter)
+
+
+def _report_end(run: TrainingRun, result: Mapping[str, Any], reporter: Reporter) -> None:
+    """Reports the end of a training with what run.json has as `result`."""
     last_step = run.monitor.last_step
-    stale = events.brief_staleness(result.get("staleness"))
-    own = {"steps": last_step - run.first_step, "seconds": round(time.time() - psutil.Process().create_time(), 3)}
-    facts = {"this_process": own, "staleness": stale, "ended_early": run.why_ends_early}
-    reporter.emit("end", step=last_step, **facts, **{key: result.get(key) for key in keys})
+    lived_s = time.time() - psutil.Process().create_time()
+    reporter.emit(
+        "end",
+        step=last_step,
+        this_process={"steps": last_step - run.first_step, "seconds": round(lived_s, 3)},
+        staleness=events.brief_staleness(result.get("staleness")),
+        ended_early=run.why_ends_early,
+        metrics=result.get("metrics"),
+        time_to_first_step_s=result.get("time_to_first_step_s"),
+        steps_per_s=result.get("steps_per_s"),
+        examples_per_s=result.get("examples_per_s"),
+        step_time=result.get("step_time"),
+    )
 
 
 def _sampler(run: TrainingRun) -> Sampler | None:
@@ -419,8 +431,15 @@ class Chief:
             task = Task.named(self._loss.task) or CHIEF
             before_s = max(0.0, time.time() - self._loss.at_s)
             self._recoveries.failed(task, self._loss.cause, step=self._loss.step, attempt=True, before_s=before_s)
-        watch = Watch(cluster, self.topology, self.reporter, self._recoveries, ask=_ask, training=self._status,
-                      give_up=self._give_up)  # fmt: skip
+        watch = Watch(
+            cluster,
+            self.topology,
+            self.reporter,
+            self._recoveries,
+            ask=_ask,
+            training=self._status,
+            give_up=self._give_up,
+        )
         watch.start()
         try:
             yield watch.check_parameter_servers
@@ -554,8 +573,9 @@ class Recording:
             "diff": DIFF if (self._folder.path / DIFF).exists() else None,
             "modules": self._copies,
         }
-        if note := "; ".join(filter(None, (tree.note, provenance.not_copied(self._missing)))):
-            facts["note"] = note
+        notes = [note for note in (tree.note, provenance.not_copied(self._missing)) if note]
+        if notes:
+            facts["note"] = "; ".join(notes)
         if self._is_other:
             facts["resumed_with_other_code"] = True
         self._folder.emit("code", **facts)
