@@ -80,7 +80,8 @@ def for_key(key: str, keys: Collection[str], composed: Mapping[str, Any], argume
 def _choices_with(group: str, key: str, arguments: Sequence[str]) -> list[str]:
     """The choices of a group that have a key: of these, the ones with most of the keys that the arguments set."""
     wanted = {each.partition("=")[0].partition(".")[2] for each in arguments if each.startswith(f"{group}.")} | {key}
-    found = {name: groups.keys(path) & wanted for name, path in groups.choices(arguments).get(group, {}).items()}
+    files = groups.choices(arguments).get(group, {})
+    found = {name: groups.keys(path) & wanted for name, path in files.items()}
     most = max((len(has) for has in found.values() if key in has), default=0)
     return [name for name, has in found.items() if key in has and len(has) == most]
 

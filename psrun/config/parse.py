@@ -201,7 +201,9 @@ def load(raw: Mapping[str, Any], *, elsewhere: bool = False) -> RunConfig:
         problems += error.problems
     problems += _unknown_keys(raw)
     one = [group for group in KINDS if group not in groups.SEVERAL_CHOICES]
-    read: dict[str, Any] = {group: _read_kind(raw.get(group), group, group, problems) for group in one}
+    read: dict[str, Any] = {}
+    for group in one:
+        read[group] = _read_kind(raw.get(group), group, group, problems)
     read["trackers"] = _read_trackers(raw.get("tracker"), problems)
     read["trainer"] = _with_hooks(read["trainer"], problems)
     top = schema.read(_Top, {name: raw[name] for name in TOP if name in raw}, key="", problems=problems)

@@ -196,8 +196,7 @@ def bound_within(node: Any, key: str, parameters: Collection[str], others: tuple
         return node
     if "_target_" not in node:
         return {name: bound_within(item, f"{key}.{name}", parameters, others) for name, item in node.items()}
-    options = {name: value for name, value in node.items() if name != "_target_"}
-    return bound(Target(node["_target_"], options, key), parameters, others)
+    return bound(_target_of(node, key), parameters, others)
 
 
 def called(target: Target, **provided: Any) -> Any:
@@ -218,20 +217,27 @@ def described(error: BaseException) -> str:
         return f"{error.filename}, line {error.lineno}: {type(error).__name__}: {error.msg}{text}"
     installed = [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")]
     not_theirs = (str(Path(__file__).parents[1]), *installed)
-    theirs = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(not_theirs)]
-    where = f"{theirs[-1].filename}, line {theirs[-1].lineno}: " if theirs else ""
-    return f"{where}{type(error).__name__}: {error}"
+    text = f"{type(error).__name__}: {error}"
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not frame.filename.startswith(not_theirs):
+            return f"{frame.filename}, line {frame.lineno}: {text}"
+    return text
 
 
 def _build(value: Any, key: str) -> Any:
     if isinstance(value, Mapping):
         if "_target_" in value:
-            options = {name: item for name, item in value.items() if name != "_target_"}
-            return call(Target(value["_target_"], options, key))
+            return call(_target_of(value, key))
         return {name: _build(item, f"{key}.{name}") for name, item in value.items()}
     if isinstance(value, list):
         return [_build(item, f"{key}[{index}]") for index, item in enumerate(value)]
     return value
+
+
+def _target_of(node: Mapping[str, Any], key: str) -> Target:
+    """The target of a node with a `_target_`, unchecked."""
+    options = {name: value for name, value in node.items() if name != "_target_"}
+    return Target(node["_target_"], options, key)
 
 
 def _hidden(target: Target) -> Problem | None:
@@ -243,14 +249,11 @@ def _hidden(target: Target) -> Problem | None:
         if file is None:
             continue
         found = _spec(module_name)
+        if found is not None and parts[0] == "psrun":  # the file is of a clone that is not the installed one
+            return None
         origin = (found and found.origin) or ""
-        is_psruns = found is not None and parts[0] == "psrun"  # of a clone that is not the installed one
-        if (
-            is_psruns
-            or f"/{RECORDED}/" in origin
-            or (Path(origin).is_file() and file.samefile(origin))
-            or not _may_have(file, parts[size])
-        ):
+        is_found = Path(origin).is_file() and file.samefile(origin)
+        if is_found or f"/{RECORDED}/" in origin or not _may_have(file, parts[size]):
             return None
         top = _spec(parts[0])
         place = origin or (top and top.origin) or parts[0]
@@ -291,7 +294,9 @@ def parameters_of(name: str) -> dict[str, bool]:
     """The parameters of a callable: name to whether it is required; empty if its source is not available."""
     definition = _definition(Target(name, {}, ""), [])
     function = None if definition is None else _function_of(definition)
-    return {} if function is None else {each.arg: default is None for each, default in _arguments(function)}
+    if function is None:
+        return {}
+    return {argument.arg: default is None for argument, default in _arguments(function)}
 
 
 def checked_by(target: Target) -> str | None:
@@ -362,7 +367,9 @@ def _assigned(statements: list[ast.stmt], name: str) -> ast.expr | None:
 def names_in(module_name: str) -> frozenset[str]:
     """The names that a module imports or assigns; does not import the module."""
     spec = _spec(module_name)
-    return frozenset(_names(_parsed(Path(spec.origin)))) if spec is not None and spec.origin else frozenset()
+    if spec is None or not spec.origin:
+        return frozenset()
+    return frozenset(_names(_parsed(Path(spec.origin))))
 
 
 def _definition(target: Target, problems: list[Problem]) -> ast.FunctionDef | ast.ClassDef | None:
@@ -452,7 +459,8 @@ def _arguments(function: ast.FunctionDef) -> list[tuple[ast.arg, ast.expr | None
     given = function.args
     positional = [*given.posonlyargs, *given.args]
     defaults: list[ast.expr | None] = [None] * (len(positional) - len(given.defaults))
-    return [*zip(positional, [*defaults, *given.defaults]), *zip(given.kwonlyargs, given.kw_defaults)]
+    arguments = [*positional, *given.kwonlyargs]
+    return [*zip(arguments, [*defaults, *given.defaults, *given.kw_defaults])]
 
 
 def _options_class(definition: ast.FunctionDef | ast.ClassDef, provided: Collection[str]) -> type | None:
@@ -464,7 +472,9 @@ def _options_class(definition: ast.FunctionDef | ast.ClassDef, provided: Collect
     for argument, default in _arguments(function):
         if argument.arg in provided:
             continue
-        field = dataclasses.field() if default is None else dataclasses.field(default=schema.MISSING)
+        field = dataclasses.field()
+        if default is not None:
+            field = dataclasses.field(default=schema.MISSING)
         fields.append((argument.arg, _annotation(argument.annotation), field))
     return dataclasses.make_dataclass("Options", fields, kw_only=True)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -122,13 +122,9 @@ def make(
     addresses: dict[Task, str] = {}
     for name, entries in cluster.items():
         addresses.update(_addresses(name, entries, key, problems))
-    for where in {where for where in addresses.values() if list(addresses.values()).count(where) > 1}:
-        both = " and ".join(str(task) for task, other in addresses.items() if other == where)
-        problems.append(Problem(key, f"{where} is the address of {both}; give each task its own address"))
-    for missing in needed if job != EVALUATOR.job else ():
-        if not any(task.job == missing for task in addresses):
-            message = "is missing: parameter server training needs at least one"
-            problems.append(Problem(f"{key}.{missing}", message))
+    problems += _check_duplicates(addresses, key)
+    if job != EVALUATOR.job:
+        problems += _check_jobs(addresses, needed, key)
     me = Task("chief" if job == _MASTER else job, index)
     if me.job not in JOBS:
         problems.append(Problem(f"{task_key}.type", f"is {job!r}, must be one of {', '.join(JOBS)}"))
@@ -136,12 +132,33 @@ def make(
         problems.append(Problem(f"{task_key}.index", f"is {index!r}, must be an integer"))
     elif me.job in ("worker", "ps") and me not in addresses:
         indices = sorted(task.index for task in addresses if task.job == me.job)
-        problems.append(Problem(f"{task_key}.index", f"is {index}, must be one of {indices} as in {key}.{job}"))
+        message = f"is {index}, must be one of {indices} as in {key}.{job}"
+        problems.append(Problem(f"{task_key}.index", message))
     elif me.job == "chief" and index != 0:
         problems.append(Problem(f"{task_key}.index", f"is {index}, must be 0: there is one chief"))
     if problems:
         raise ConfigError(problems)
-    return Topology({task: where for task, where in addresses.items() if task.job != EVALUATOR.job}, me)
+    serving = {task: where for task, where in addresses.items() if task.job != EVALUATOR.job}
+    return Topology(serving, me)
+
+
+def _check_duplicates(addresses: Mapping[Task, str], key: str) -> Iterator[Problem]:
+    """Addresses that several tasks have."""
+    tasks: dict[str, list[str]] = {}
+    for task, where in addresses.items():
+        tasks.setdefault(where, []).append(str(task))
+    for where, several in tasks.items():
+        if len(several) > 1:
+            both = " and ".join(several)
+            yield Problem(key, f"{where} is the address of {both}; give each task its own address")
+
+
+def _check_jobs(addresses: Mapping[Task, str], needed: Sequence[str], key: str) -> Iterator[Problem]:
+    """Needed jobs without a task."""
+    jobs = {task.job for task in addresses}
+    for job in needed:
+        if job not in jobs:
+            yield Problem(f"{key}.{job}", "is missing: parameter server training needs at least one")
 
 
 def _addresses(name: str, entries: Any, key: str, problems: list[Problem]) -> list[tuple[Task, str]]:
@@ -191,7 +208,8 @@ def with_one_set_aside(whole: Topology) -> Topology:
         message = "'sidecar_thread' uses the last worker to evaluate and needs at least one more; list all workers"
         raise ConfigError([Problem("evaluation", message)])
     aside = set_aside(whole.addresses)
-    return Topology({task: where for task, where in whole.addresses.items() if task != aside}, whole.me)
+    training = {task: where for task, where in whole.addresses.items() if task != aside}
+    return Topology(training, whole.me)
 
 
 def tf_config(addresses: Mapping[Task, str], me: Task) -> str:
