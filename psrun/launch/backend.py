@@ -58,7 +58,10 @@ class TaskPlan:
 
     def tasks(self) -> list[Task]:
         """All of them, in the order of their start."""
-        return list(dict.fromkeys([*self.addressed(), *([self.evaluator] if self.evaluator else [])]))
+        tasks = self.addressed()
+        if self.evaluator is not None and self.evaluator not in tasks:
+            tasks.append(self.evaluator)
+        return tasks
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,7 @@ class TaskHandle(abc.ABC):
 
     Attributes:
       restarts: number of restarts.
-      start_at_s: when a lost task is due to restart, as of `time.monotonic`; None while it runs.
+      start_at_s: when a lost task is due to restart (`time.monotonic`); None while it runs.
     """
 
     def __init__(self, task: Task, folder: Path) -> None:
@@ -268,7 +271,7 @@ class LocalBackend(Backend):
 
 @dataclass(frozen=True)
 class Clock:
-    """The time by which a supervisor goes: that of this machine, unless a test passes another."""
+    """The time by which a supervisor goes: this machine's, unless a test passes another."""
 
     now_s: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
@@ -279,7 +282,8 @@ CLOCK = Clock()
 
 def end_all(tasks: Iterable[TaskHandle], clock: Clock, *, within_s: float) -> None:
     """Waits for all to exit, then sends SIGTERM, then kills them; each wait takes at most `within_s`."""
-    tasks, deadline_s = list(tasks), clock.now_s() + within_s
+    tasks = list(tasks)
+    deadline_s = clock.now_s() + within_s
     for signum in (0, signal.SIGTERM):
         if signum:
             for task in tasks:

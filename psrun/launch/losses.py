@@ -22,7 +22,7 @@ HELD_UP_S = 2.0
 
 @dataclass(frozen=True)
 class TrainingStatus:
-    """State of a training, as of its last heartbeat; see `Heartbeat`."""
+    """State of a training at its last heartbeat; see `Heartbeat`."""
 
     state: str = "starting"
     step: int | None = None
@@ -31,7 +31,9 @@ class TrainingStatus:
 
     @classmethod
     def of(cls, beat: Heartbeat | None) -> Self:
-        return cls(beat.state, beat.step, beat.slowest_step_s, beat.advances) if beat else cls()
+        if beat is None:
+            return cls()
+        return cls(beat.state, beat.step, beat.slowest_step_s, beat.advances)
 
 
 class HangLimits(Protocol):
@@ -149,7 +151,7 @@ def progress_limit_s(limits: HangLimits, training: TrainingStatus) -> float:
 
 @dataclass(frozen=True)
 class RestartPolicy:
-    """Limits the number of restarts, and delays those of a task that fails repeatedly.
+    """Limits the number of restarts, and delays the restarts of a task that fails repeatedly.
 
     Attributes:
       budget: total number of restarts.
@@ -272,7 +274,7 @@ class Loss:
 
     Attributes:
       task: name of the task.
-      at_s: time, as of `time.time`.
+      at_s: time (`time.time`).
       step: last step of the attempt.
     """
 

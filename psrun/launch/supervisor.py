@@ -54,7 +54,7 @@ class Supervisor:
         """Runs all tasks to the end of the chief, and leaves no process behind.
 
         Returns:
-          The chief's exit code, or that of the signal that ended the run.
+          The chief's exit code, or the code of the signal that ended the run.
 
         Raises:
           BudgetSpentError: the restart budget is exhausted.

@@ -242,7 +242,7 @@ def _epoch_line(epoch: Event, evaluation: Mapping[str, float | None], width: int
 
 
 def _segments(output: str, estimates: Mapping[str, Any]) -> Table:
-    """The metrics of each segment, with the half widths of their intervals, under those of all examples."""
+    """The metrics of each segment, with the half widths of their intervals, under the metrics of all examples."""
     names = [*estimates["metrics"]]
     table = Table("segment", "examples", "users", *names, title=output or None, box=None, pad_edge=False)
     for row in ({"column": "all", "value": "", **estimates}, *estimates["segments"]):
@@ -260,7 +260,7 @@ def _with_interval(value: float | None, interval: Sequence[float] | None) -> str
 
 
 def _at_chance(metrics: Mapping[str, float | None]) -> bool:
-    """Whether there are AUCs, and all are those of random predictions."""
+    """Whether there are AUCs, and all are as random predictions have them."""
     aucs = [value for name, value in metrics.items() if name.rpartition("_")[2] == "auc"]
     return bool(aucs) and all(value is not None and 0.49 <= value <= 0.51 for value in aucs)
 

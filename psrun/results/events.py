@@ -48,7 +48,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Progress:
-    """Progress of the training; rates are those of the last seconds.
+    """Progress of the training; rates are means over the last seconds.
 
     Attributes:
       epoch: the current one, from 1.
@@ -83,7 +83,7 @@ class Sink:
 
 
 class Reporter:
-    """Sends events to all sinks, stamped with the time since `started_s` (as of `time.time`)."""
+    """Sends events to all sinks, stamped with the time since `started_s` (a time of `time.time`)."""
 
     def __init__(self, sinks: Sequence[Sink], *, started_s: float) -> None:
         self._sinks = sinks
@@ -239,7 +239,9 @@ def event_of(line: bytes) -> Event | None:
         data: Any = parse_json(line)
         kind = str(data.pop("event"))
         step = data.pop("step")
-        return Event(kind, None if step is None else int(step), float(data.pop("wall_s")), data)
+        if step is not None:
+            step = int(step)
+        return Event(kind, step, float(data.pop("wall_s")), data)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
         return None
 
@@ -324,7 +326,7 @@ def _tracker(state: State, event: Event) -> State:
 
 
 def _waits(state: State, event: Event) -> State:
-    """The totals since the process began replace those of earlier epochs."""
+    """The totals since the process began replace the totals of earlier epochs."""
     totals = {name: value for name, value in event.data.items() if name != "epoch"}
     return {"consistency": {**state.get("consistency", {}), **totals}}
 
@@ -381,7 +383,7 @@ def _with_recoveries(state: State, rows: list[State]) -> State:
 
 
 def _trained(state: State, event: Event) -> State:
-    """If several processes train one after another, the time to the first step is that of the first process."""
+    """If several processes train one after another, the time to the first step is the first one's."""
     first_s = state.get("time_to_first_step_s") or event.data["time_to_first_step_s"]
     return {**event.data, "time_to_first_step_s": first_s, "wall_s": event.wall_s}
 

@@ -102,8 +102,9 @@ def work_tree(folder: Path, *, within_s: float = _GIT_WITHIN_S, most_bytes: int 
         return WorkTree(note="there is no git here")
     head = _git(folder, ["rev-parse", "HEAD", "--abbrev-ref", "HEAD"], within_s, 1024)
     if head.problem:
-        is_none = "not a git repository" in head.problem
-        return WorkTree(note="" if is_none else f"git: {head.problem}", dirty=False if is_none else None)
+        if "not a git repository" in head.problem:
+            return WorkTree()
+        return WorkTree(note=f"git: {head.problem}", dirty=None)
     commit, branch = head.out.decode().split()
     at = WorkTree(commit, None if branch == "HEAD" else branch)
     diff = _git(folder, ["diff", "--no-ext-diff", "--no-textconv", "--no-color", "HEAD"], within_s, most_bytes)

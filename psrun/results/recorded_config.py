@@ -28,7 +28,7 @@ _REMOVED = (
 def as_recorded(composed: Any, unresolved: Any, folder: Path, given: Sequence[str]) -> dict[str, Any]:
     """The recorded configuration of the run in `folder`, overridden by the arguments `given`.
 
-    The YAML files may have changed since, and those of a --config-dir may be missing.
+    The YAML files may have changed since, and a --config-dir may be missing.
 
     Args:
       unresolved: as `composed`, with unresolved references; a value that refers to another key follows that key.

@@ -47,7 +47,7 @@ PENDING, NOT_RUN = "pending", "not run"  # the status of a run that has not begu
 
 @dataclass(frozen=True)
 class Earlier:
-    """The state of a run that a process takes over: run.json, and the time of the last write, as of `time.time`."""
+    """The state of a run that a process takes over: run.json, and the time of the last write (`time.time`)."""
 
     result: Mapping[str, Any]
     at_s: float

@@ -98,7 +98,8 @@ def existing(folder: Path) -> Path:
 def require_readable(folder: Path) -> None:
     """Raises ConfigError if this user cannot look into a folder, or into one above it.
 
-    `Path.exists` and `Path.is_dir` raise PermissionError there; those of `os.path` say no, for runs beside others.
+    `Path.exists` and `Path.is_dir` raise PermissionError there; the functions of `os.path` say no, for runs beside
+    others.
     """
     try:
         is_folder = stat.S_ISDIR(folder.stat().st_mode)
@@ -137,7 +138,7 @@ class RunState:
         known of the submitted job.
       problem: why run.json cannot be read, in one line; else empty.
       beats: the heartbeats of its tasks; a run of one process has none.
-      written_s: when anything was last written, as of `time.time`; 0 if nothing was.
+      written_s: when anything was last written (`time.time`); 0 if nothing was.
       ended: whether the run is over, including what its tasks do at the end.
       gone: why the run must have ended without recording a status, in one line; else empty.
     """
@@ -189,8 +190,11 @@ class RunState:
     def metrics(self) -> dict[str, float]:
         """The newest value of each metric."""
         progress = self.progress
-        values = {**(progress.metrics if progress else {}), **files.as_mapping(self.result.get("metrics"))}
-        if progress and progress.loss is not None and self.status == "running":
+        values: dict[str, Any] = {}
+        if progress is not None:
+            values |= progress.metrics
+        values |= files.as_mapping(self.result.get("metrics"))
+        if progress is not None and progress.loss is not None and self.status == "running":
             values["loss"] = progress.loss
         return {name: float(value) for name, value in values.items() if files.as_number(value) is not None}
 
@@ -287,7 +291,7 @@ def is_here(result: Mapping[str, Any]) -> bool:
 
 
 def result_changed_s(path: Path) -> float:
-    """When the result of the run in the folder `path` changed last, as of `time.time`; 0 if no run has begun there.
+    """When the result of the run in the folder `path` changed last (`time.time`); 0 if no run has begun there.
 
     A run.json that is lost is as old as the events that it is rebuilt from.
     """

@@ -31,10 +31,10 @@ class Heartbeat:
 
     Attributes:
       pid: of the process.
-      at_s: the time of the heartbeat, as of `time.time`.
+      at_s: the time of the heartbeat (`time.time`).
       state: such as 'starting', 'serving', 'training', 'evaluating', 'saving', 'done'.
       step: applied steps, if the task knows them (the chief does).
-      step_at_s: when `step` last changed, as of `time.time`.
+      step_at_s: when `step` last changed (`time.time`).
       slowest_step_s: the longest time between two changes of `step`.
       advances: units of other work that were done, such as evaluated batches.
       progress: of the training, as `psrun.results.events.Progress`.
@@ -214,7 +214,7 @@ class Usage:
     a run that psrun has isolated, whose traffic over the loopback interface counts as sent and as received.
 
     Attributes:
-      at_s: when, as of `time.time`.
+      at_s: when (`time.time`).
       cpu_s: processor time in all cores.
       memory_bytes: resident memory now.
       received_bytes, sent_bytes: of all network interfaces, by all processes that share them, since this one began.
@@ -245,7 +245,8 @@ def usage_of_this_process() -> Usage:
     process = psutil.Process()  # now: tasks are forked from a process that has imported this module
     times = process.cpu_times()
     network = psutil.net_io_counters()  # None without an interface
-    received, sent = (network.bytes_recv, network.bytes_sent) if network else (0, 0)
+    received = network.bytes_recv if network else 0
+    sent = network.bytes_sent if network else 0
     now = Usage(time.time(), times.user + times.system, process.memory_info().rss, received, sent)
     if _began is None:
         _began = now
@@ -329,10 +330,11 @@ class Sampler:
                 continue
             self._emitted[task] = usage.at_s
             memory_bytes, rates = self._meter.read(task, usage)
+            cpu_percent = None if rates is None else round(rates.cpu_percent, 1)
             self._emit(
                 {
                     "task": task,
-                    "cpu_percent": None if rates is None else round(rates.cpu_percent, 1),
+                    "cpu_percent": cpu_percent,
                     "memory_bytes": memory_bytes,
                     "received_bytes": usage.received_bytes,
                     "sent_bytes": usage.sent_bytes,

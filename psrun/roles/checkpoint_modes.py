@@ -65,6 +65,11 @@ class Rows:
     predictions: Mapping[str, np.ndarray]
     problems: Mapping[int, str]
 
+    @property
+    def kept_names(self) -> list[str]:
+        """The names of the columns of the input."""
+        return [] if self.kept is None else self.kept.column_names
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -122,14 +127,14 @@ class Layout:
         is_malformed[list(rows.problems)] = True
         columns = []
         if rows.kept is not None:
-            columns += list(zip(rows.kept.column_names, rows.kept.columns))
+            columns += list(zip(rows.kept_names, rows.kept.columns))
         for base, values in groups.items():
             for name, column in zip(self._names(base, values), values.T):
                 columns.append((name, pa.array(np.ascontiguousarray(column), mask=is_malformed)))
         if self.has_problems:
             columns.append((PROBLEM, pa.array(map(rows.problems.get, range(num_rows)), pa.string())))
         names = [name for name, _ in columns]
-        _require_distinct(names, () if rows.kept is None else rows.kept.column_names)
+        _require_distinct(names, rows.kept_names)
         return pa.table([column for _, column in columns], names)
 
     def _names(self, base: str, values: np.ndarray) -> list[str]:
@@ -190,7 +195,9 @@ def tfrecord_writer(path: Path, layout: Layout) -> Iterator[Write]:
 
         def write(rows: Rows) -> None:
             groups = layout.groups(rows)
-            kept = {} if rows.kept is None else dict(zip(rows.kept.column_names, map(_features, rows.kept.columns)))
+            kept = {}
+            if rows.kept is not None:
+                kept = dict(zip(rows.kept_names, map(_features, rows.kept.columns)))
             _require_distinct([*kept, *groups, PROBLEM], kept)
             for index, values in enumerate(zip(*groups.values())):
                 features = {name: column[index] for name, column in kept.items() if column[index] is not None}
@@ -346,7 +353,9 @@ def saved_program(run_config: RunConfig, context: TaskContext, *, state: str) ->
     """
     assert run_config.resume is not None
     folder = RunFolder(Path(run_config.resume))
-    sinks = [context.console] if context.topology is None else [context.folder, context.console]
+    sinks = [context.console]
+    if context.topology is not None:
+        sinks = [context.folder, context.console]
     reporter = Reporter(sinks, started_s=context.started_s)
     with Chief(run_config, context, reporter) as chief:
         strategy.prepare(run_config.cluster, context.topology)
@@ -394,8 +403,10 @@ class _Input:
             batch = next(self._batches, None)
             if batch is None:
                 raise DataError("the files have fewer rows than were predicted: did they change meanwhile?")
-            read = pa.Table.from_batches([batch])
-            self._ahead = read if self._ahead is None else pa.concat_tables([self._ahead, read])
+            tables = [pa.Table.from_batches([batch])]
+            if self._ahead is not None:
+                tables.insert(0, self._ahead)
+            self._ahead = pa.concat_tables(tables)
         taken = self._ahead.slice(0, num_rows)
         self._ahead = self._ahead.slice(num_rows)
         return taken
@@ -542,7 +553,8 @@ def _on_workers(program: Program, labeled: bool) -> Batches:
     def predicted(batch: tuple[Any, ...]) -> tuple[Any, Any]:
         features, label, *_ = batch
         values = program.network(features, training=False)
-        return label if labeled else (), objective.to_probabilities(values, program.model, task_of(program.source))
+        probabilities = objective.to_probabilities(values, program.model, task_of(program.source))
+        return label if labeled else (), probabilities
 
     num_batches = num_eval_batches(program.config, program.source)
     num_shards = SHARDS_PER_WORKER * program.distribution.num_workers
@@ -573,7 +585,8 @@ def _here(run_config: RunConfig, loaded: trained_model.LoadedModel) -> Batches:
 
     with data_errors(), embeddings.naming_outside_ids(loaded.model.network, loaded.source.features):
         for features, label in evaluated(raw, batch_size, ready):
-            label = label if to_class_numbers is None else to_class_numbers(label)
+            if to_class_numbers is not None:
+                label = to_class_numbers(label)
             yield tf.nest.map_structure(_array, (label, predict(features)))
 
 

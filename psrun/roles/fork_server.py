@@ -1,7 +1,7 @@
 """The fork server of a supervisor or a sweep: `python -m psrun.roles.fork_server SOCKET OWNER`.
 
-It imports what the tasks of a run need, and forks a task for each request. It has no threads but those of libraries
-that survive a fork, and it does not train: TensorFlow has started nothing yet when a task is forked.
+It imports what the tasks of a run need, and forks a task for each request. It has no threads but a few of libraries,
+which survive a fork, and it does not train: TensorFlow has started nothing yet when a task is forked.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class Plan:
 
     Attributes:
       traffic_by_task: bytes moved while every worker runs one step: for a worker its own traffic, for a parameter
-        server that of all workers with it. Empty without parameter servers.
+        server the traffic of all workers with it. Empty without parameter servers.
     """
 
     placed: list[Placed]
@@ -94,7 +94,7 @@ def make(
 
     Args:
       rule: as in `strategy.connect`.
-      memory_bytes: of the machine that all tasks share; None for that of this machine.
+      memory_bytes: of the machine that all tasks share; None for the memory of this machine.
 
     Raises:
       ConfigError: the variables do not fit into the memory, or cannot be cut into shards as configured.
@@ -123,7 +123,9 @@ def make(
     if cluster.has_parameter_servers and run_config.partitioner.num_shards is not None:
         placement.check_rows(placed, run_config.partitioner.num_shards, stacked=embeddings.tables_in(program.network))
     if cluster.has_parameter_servers and not cluster.spans_machines:
-        placement.check_memory(placed, psutil.virtual_memory().total if memory_bytes is None else memory_bytes)
+        if memory_bytes is None:
+            memory_bytes = psutil.virtual_memory().total
+        placement.check_memory(placed, memory_bytes)
     total = sum(traffic.values(), Traffic())
     by_task = _by_task(traffic, placed, run_config) if cluster.has_parameter_servers else {}
     warnings += build.costs_of_dense_tables(program.optimizer, placed)
@@ -241,7 +243,10 @@ def _by_task(by_variable: dict[str, Traffic], placed: list[Placed], run_config: 
         for task in read_bytes:
             by_task[task] += Traffic(num_workers * read_bytes[task], num_workers * pushed_bytes[task])
     own = sum(by_variable.values(), Traffic())
-    return {task: own if task.startswith("worker") else traffic for task, traffic in by_task.items()}
+    for task in by_task:
+        if task.startswith("worker"):
+            by_task[task] = own
+    return by_task
 
 
 def _show(plan: Plan, run_config: RunConfig, num_train_examples: int | None, console: Console) -> None:
@@ -268,24 +273,29 @@ def _show(plan: Plan, run_config: RunConfig, num_train_examples: int | None, con
     num_workers, _ = _size(run_config)
     batch = run_config.consistency.gradients_per_update(num_workers) * run_config.data.batch_size
     num_examples = batch * trainer.num_epochs * trainer.num_steps
-    share = "" if num_train_examples is None else f", {num_examples / num_train_examples:.2f} times the training data"
-    lines(f"{trainer.num_epochs} epochs x {trainer.num_steps} steps of {batch} examples{share}")
+    text = f"{trainer.num_epochs} epochs x {trainer.num_steps} steps of {batch} examples"
+    if num_train_examples is not None:
+        text += f", {num_examples / num_train_examples:.2f} times the training data"
+    lines(text)
 
 
 def _tasks_table(plan: Plan, run_config: RunConfig) -> Table:
     """Bytes that each task holds and, with parameter servers, moves."""
-    moved = ("read", "pushed") if plan.traffic_by_task else ()
-    title = "Tasks (read, pushed: while every worker does one step)" if moved else "Tasks"
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
-    for heading in ("task", "model", "optimizer", "metrics", "total", *moved):
-        table.add_column(heading, justify="left" if heading == "task" else "right")
+    title = "Tasks"
+    headings = ["model", "optimizer", "metrics", "total"]
+    if plan.traffic_by_task:
+        title = "Tasks (read, pushed: while every worker does one step)"
+        headings += ["read", "pushed"]
+    table = Table("task", title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for heading in headings:
+        table.add_column(heading, justify="right")
     rows: list[tuple[str, ...]] = []
     for task in _tasks(run_config):
-        sizes = [
-            sum(shard.bytes for shard in plan.placed if shard.task == task and shard.kind == kind)
-            for kind in ("model", "optimizer", "metric")
-        ]
-        sizes.append(sum(sizes))
+        held = dict.fromkeys(("model", "optimizer", "metric"), 0)
+        for shard in plan.placed:
+            if shard.task == task and shard.kind in held:
+                held[shard.kind] += shard.bytes
+        sizes = [*held.values(), sum(held.values())]
         if plan.traffic_by_task:
             traffic = plan.traffic_by_task[task]
             sizes += [traffic.read_bytes, traffic.pushed_bytes]

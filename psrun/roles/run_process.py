@@ -39,7 +39,7 @@ _RECORDED_WITHIN_S = 10.0
 
 
 def to_the_end(work: Callable[[float], ExitCode]) -> NoReturn:
-    """Calls `work` with the start time of this process (as of `time.time`), and exits with its exit code."""
+    """Calls `work` with the start time of this process (`time.time`), and exits with its exit code."""
     started_s = time.time()
     process.open_missing_streams()
     process.leave_first_place()
@@ -314,7 +314,10 @@ def _failed(error: BaseException, folder: RunFolder, me: Identity, terminal: Tex
         traceback.print_exception(error, file=file)
     is_own = isinstance(error, (PsrunError, Interrupted))
     code = _code_of(error)
-    text = gone + (str(error) if is_own else f"{type(error).__name__}: {error}")
+    text = gone
+    if not is_own:
+        text += f"{type(error).__name__}: "
+    text += str(error)
     if me.owns_folder:
         try:
             record_failure(folder, error, me.name, started_s)

@@ -83,7 +83,7 @@ class Sidecar:
         self._program: tuple[Program, DirectEvaluation] | None = None
         self._done: set[str] = set()  # checksums of checkpoints that were evaluated or are damaged
         self._last: Evaluation | None = None
-        self._count = 0  # of evaluations, including those of earlier evaluators
+        self._count = 0  # of evaluations, also by earlier evaluators
         self._best_value: float | None = None
         self._warned: set[str] = set()
         self._plateau = Plateau(run_config.early_stopping)

@@ -112,7 +112,7 @@ class TaskContext:
     Attributes:
       folder: of the run; or a folder within it, to evaluate or predict on a cluster of several processes.
       console: output for users.
-      started_s: when the run started, as of `time.time`.
+      started_s: when the run started (`time.time`).
       topology: of a cluster of several processes; None for a single process.
       give_up: ends this process with an error, whatever its threads are doing; for clusters without a supervisor.
       connect: replaces `strategy.connect`, in tests with running servers.
@@ -246,12 +246,17 @@ def _evaluator(process: Process) -> None:
 
 def _evaluates(sidecar: choices.Sidecar | None, me: Task) -> bool:
     """Whether this task, which is not part of the cluster, evaluates."""
-    return sidecar is not None and (me.job == "worker" if sidecar.sets_worker_aside else me.index == 0)
+    if sidecar is None:
+        return False
+    if sidecar.sets_worker_aside:
+        return me.job == "worker"
+    return me.index == 0
 
 
 def _supervisor(process: Process) -> ExitCode:
     allow_open_files()  # the tasks inherit the limit
-    run, folder = process.run, process.folder
+    run = process.run
+    folder = process.folder
     backends = importlib.import_module("psrun.launch.backend")
     reporter = Reporter([folder.journal], started_s=process.started_s)
     plan = backends.TaskPlan.of(run)
