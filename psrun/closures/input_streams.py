@@ -29,7 +29,7 @@ class Stream:
     """Each worker reads its own endless stream of batches.
 
     Args:
-      dataset: creates it, as `Program.train_dataset` does.
+      dataset: creates it, as `ProgramData.train_dataset` does.
 
     Attributes:
       least: closures of fewer steps wait for their batches longer than necessary.
@@ -197,7 +197,7 @@ class InputPosition:
         self._dealt: DealtInput | None = None
         begun = first_step if start.stream is None else start.stream
         begun = first_step if first_step - begun > _MAX_SKIPPED_BATCHES else begun
-        self.stream = None if program.own_streams else begun
+        self.stream = None if program.data.own_streams else begun
 
     def next_batch(self, scheduled: int) -> int:
         """The number of the next batch, if batches are numbered, after `scheduled` steps of this process."""
@@ -210,9 +210,9 @@ class InputPosition:
 
     def on_workers(self, scheduled: int) -> Stream:
         """The input of the steps on workers, after `scheduled` steps."""
-        if self._program.dealt:
+        if self._program.data.dealt:
             first = self.next_batch(scheduled)
-            self._dealt = DealtInput(self._program.train_dataset, first, self.left)
+            self._dealt = DealtInput(self._program.data.train_dataset, first, self.left)
             return self._dealt
         return Stream(self.dataset(scheduled))
 
@@ -222,7 +222,8 @@ class InputPosition:
         A single stream of batches resumes at its position, unless that would take too long. Separate streams of
         workers start from the beginning, each time shuffled differently.
         """
-        make, step = self._program.train_dataset, self._first_step + scheduled
+        make = self._program.data.train_dataset
+        step = self._first_step + scheduled
         if self._program.config.data.visitation != "every_worker":  # position without skipping
             return functools.partial(make, num_batches_done=self.next_batch(scheduled))
         if self.stream is None:

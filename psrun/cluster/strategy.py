@@ -379,7 +379,7 @@ def _guide(strategy: tf.distribute.ParameterServerStrategy, rule: placement.Rule
             if job == "ps":
                 servers.add(int(index), (variable.shape.num_elements() or 0) * variable.dtype.size)
             return variable
-        shape, dtype = spec_of(kwargs)
+        shape, dtype = spec_of_arguments(kwargs)
         if stays_whole(kwargs.get("shape"), shape, dtype):
             size_bytes = (shape.num_elements() or 1) * dtype.size
             creation.set_next_server(servers.take([size_bytes]))
@@ -408,7 +408,7 @@ def stays_whole(declared: Any, shape: tf.TensorShape, dtype: tf.DType) -> bool:
     return dtype == tf.string or (dtype.is_integer and (shape.num_elements() or 0) <= _GENERATOR_STATE)
 
 
-def spec_of(kwargs: Mapping[str, Any]) -> tuple[tf.TensorShape, tf.DType]:
+def spec_of_arguments(kwargs: Mapping[str, Any]) -> tuple[tf.TensorShape, tf.DType]:
     """Shape and type of a variable from the arguments of its creator, without computing the initial value."""
     value = kwargs["initial_value"]
     shape = kwargs.get("shape")

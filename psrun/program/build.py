@@ -29,7 +29,8 @@ from psrun.parts import GatheredMetric
 from psrun.program import adapters, batch_checks, compiled_model, embeddings, make_optimizer, objective, whole_variables
 from psrun.program.adapters import AdaptedModel
 from psrun.program.batch_checks import zeros
-from psrun.program.compiled_model import OwnTrainStep, Program, has_own_step, metric_variables, num_eval_shards
+from psrun.program.compiled_model import Program, metric_variables, own_train_step
+from psrun.program.datasets import ProgramData, num_eval_shards, program_data
 from psrun.program.objective import ExamplesSeen
 from psrun.program.whole_variables import naming_cut_weights
 from psrun.results.events import Reporter
@@ -161,29 +162,24 @@ def build_program(run: RunConfig, source: DataSource, distribution: Distribution
         for optimizer in keras.optimizers_within(model.network):
             make_optimizer.prepare(optimizer, run, "model")
         by_fit = run.evaluation.runs_on == "fit"
-        task_metrics = objective.metrics_of(model, task_of(source))
-        metrics = objective.together(task_metrics, [ExamplesSeen()] if by_fit else [])
+        metrics = objective.metrics_of(model, task_of(source))
+        metrics = objective.together(metrics, [ExamplesSeen()] if by_fit else [])
         loss = objective.loss_of(model, task_of(source))
-        own = (
-            OwnTrainStep(model.network, distribution.strategy.num_replicas_in_sync)
-            if has_own_step(model.network)
-            else None
-        )
-        program = Program(run, source, model, distribution, own)
-        if model.has_scores and (program.weighted or program.class_weight is not None):
-            key = "data" if program.class_weight is None else "model.class_weight"
-            message = (
-                "has weights, which the softmax over a batch does not use; remove them, or set model.objective=labels"
-            )
-            raise ConfigError([Problem(key, message)])
+        own_step = own_train_step(model.network, distribution.strategy.num_replicas_in_sync)
+        data = program_data(run, source, model, distribution)
+        if model.has_scores:
+            _refuse_weights(data)
         exact = by_fit and run.cluster.has_parameter_servers
+        num_shards = num_eval_shards(run, source, distribution.num_workers) if exact else 0
+        optimizer = make_optimizer.make_optimizer(run)
+        metrics_key = "weighted_metrics" if data.weighted else "metrics"
         model.network.compile(
-            optimizer=make_optimizer.make_optimizer(run),
+            optimizer=optimizer,
             loss=loss,
-            **{"weighted_metrics" if program.weighted else "metrics": metrics},
+            **{metrics_key: metrics},
             steps_per_execution=run.trainer.num_steps_packed,
             run_eagerly=run.trainer.run_eagerly,
-            pss_evaluation_shards=num_eval_shards(run, source, distribution.num_workers) if exact else 0,
+            pss_evaluation_shards=num_shards,
         )
         if run.cluster.has_parameter_servers and (run.partitioner.splits or embeddings.stacks_of(model.network)):
             refuse_single_files(model.network)
@@ -191,8 +187,16 @@ def build_program(run: RunConfig, source: DataSource, distribution: Distribution
     if distribution.strategy.num_replicas_in_sync > 1 and exact:
         # Keras splits each batch, and would sum the labels and predictions of the parts for the metrics.
         model.network.distribute_reduction_method = "concat"
-    _ = program.sharding, program.to_class_numbers  # cannot be computed in a function, in which a plan is traced
-    return program
+    return Program(run, source, model, distribution, data, own_step)
+
+
+def _refuse_weights(data: ProgramData) -> None:
+    """Raises ConfigError if examples or classes have weights."""
+    if not data.weighted and data.class_weight is None:
+        return
+    key = "data" if data.class_weight is None else "model.class_weight"
+    message = "has weights, which the softmax over a batch does not use; remove them, or set model.objective=labels"
+    raise ConfigError([Problem(key, message)])
 
 
 def build_state(program: Program) -> None:
@@ -202,17 +206,17 @@ def build_state(program: Program) -> None:
     """
     network = program.network
     with strategy.creating_in_place(), program.distribution.strategy.scope():
-        label = tf.nest.map_structure(zeros, program.batch_spec[1])
-        with batch_checks.checking_list_inputs(network, program.batch_spec[0]):
+        label = tf.nest.map_structure(zeros, program.data.batch_spec[1])
+        with batch_checks.checking_list_inputs(network, program.data.batch_spec[0]):
             prediction = tf.nest.map_structure(zeros, program.prediction_spec)
         _check_states(program)
-        objective.check_widths(program.prediction_spec, program.batch_spec[1], program.model, program.source)
+        objective.check_widths(program.prediction_spec, program.data.batch_spec[1], program.model, program.source)
         network.optimizer.build(network.trainable_variables)
         with objective.named("loss"):
             network.compiled_loss.build(prediction)
         with objective.named("metrics"):
             keras.build_metrics(network.compiled_metrics, prediction, label)
-        objective.check_metrics(network.compiled_metrics.metrics, weighted=program.weighted)
+        objective.check_metrics(network.compiled_metrics.metrics, weighted=program.data.weighted)
     if program.distribution.coordinator is not None and program.distribution.strategy.num_replicas_in_sync > 1:
         strategies.add_what_is_assigned(metric_variables(program))
         strategies.aggregate_alike(keras.learning_rates(program.optimizer))
@@ -253,8 +257,8 @@ def report_program(program: Program, reporter: Reporter, folder: RunFolder) -> N
     if program.model.unused:
         names = ", ".join(program.model.unused)
         reporter.warn(f"the model does not use these features: {names}; model=wide_deep uses numbers and categories")
-    if program.sharding is not None:
-        folder.emit("sharding", sharding=program.sharding)
+    if program.data.sharding is not None:
+        folder.emit("sharding", sharding=program.data.sharding)
     lookups = [asdict(lookup) for lookup in compiled_model.decide_lookups(program)]
     if lookups:
         reporter.emit("lookups", lookups=lookups)
@@ -266,8 +270,8 @@ def _report_placement(program: Program, reporter: Reporter) -> None:
     reporter.emit("placement", placement=[asdict(shard) for shard in placed], **asdict(placement.balance(placed)))
     for text in costs_of_dense_tables(program.optimizer, placed):
         reporter.warn(text)
-    whole_variables.check_separable(program, placed)
-    for text in make_optimizer.check_steps(program, placed):
+    whole_variables.check_separable(program.config, program.network, placed)
+    for text in make_optimizer.check_steps(program.config, program.network, placed):
         reporter.warn(text)
     num_shards = program.config.partitioner.num_shards
     if program.config.cluster.has_parameter_servers and num_shards is not None:

@@ -20,7 +20,6 @@ from psrun.config.rules import WITHOUT_AVERAGES
 from psrun.config.run_config import RunConfig
 from psrun.errors import ConfigError, Problem
 from psrun.program import embeddings, whole_variables
-from psrun.program.compiled_model import Program
 from psrun.tf_internals import keras
 
 # The second step differs from that of the same optimizer without a function: a test compares them.
@@ -97,7 +96,7 @@ def others_of(network: tf_keras.Model) -> list[Any]:
     return [each for each in keras.optimizers_within(network) if each is not getattr(network, "optimizer", None)]
 
 
-def check_steps(program: Program, placed: Iterable[Placed]) -> list[str]:
+def check_steps(run: RunConfig, network: tf_keras.Model, placed: Iterable[Placed]) -> list[str]:
     """Checks that optimizers step by row where variables are cut into shards, and where tables are stored together.
 
     Returns:
@@ -106,13 +105,13 @@ def check_steps(program: Program, placed: Iterable[Placed]) -> list[str]:
     Raises:
       ConfigError: an optimizer computes the step of a row from other rows, too.
     """
-    stacked = embeddings.tables_in(program.network)
+    stacked = embeddings.tables_in(network)
     cut = [name for name in whole_variables.shapes_of_shards(placed) if name not in stacked]
     if not cut and not stacked:
         return []
     problems: list[Problem] = []
     warnings: list[str] = []
-    for optimizer, make in _to_try(program):
+    for optimizer, make in _to_try(run, network):
         name = type(keras.unscaled(optimizer)).__name__
         try:
             if _steps_by_row(optimizer, make):
@@ -124,7 +123,7 @@ def check_steps(program: Program, placed: Iterable[Placed]) -> list[str]:
             continue
         other = f"{name} computes the step of a row from all rows of its variable"
         if cut:
-            kind = program.config.partitioner.kind
+            kind = run.partitioner.kind
             advice = "set partitioner=none, or choose another optimizer"
             problems.append(Problem("partitioner", f"is {kind}, which cuts {cut[0]}, but {other}; {advice}"))
         if stacked:
@@ -136,14 +135,13 @@ def check_steps(program: Program, placed: Iterable[Placed]) -> list[str]:
     return warnings
 
 
-def _to_try(program: Program) -> Iterator[tuple[Any, Callable[[], Any]]]:
+def _to_try(run: RunConfig, network: tf_keras.Model) -> Iterator[tuple[Any, Callable[[], Any]]]:
     """Optimizers, each with a function that makes one like it."""
-    run = program.config
     target = run.optimizer
     if "learning_rate" in target.options:
         target = replace(target, options={**target.options, "learning_rate": _RATE_TO_TRY})
-    yield program.optimizer, functools.partial(make_optimizer, replace(run, optimizer=target))
-    for optimizer in others_of(program.network):
+    yield network.optimizer, functools.partial(make_optimizer, replace(run, optimizer=target))
+    for optimizer in others_of(network):
         yield optimizer, functools.partial(like, optimizer, run)
 
 

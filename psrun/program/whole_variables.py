@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+import tf_keras
 
 from psrun.cluster.placement import Placed, shard_rows
 from psrun.config.run_config import RunConfig
 from psrun.errors import ConfigError, Problem
 from psrun.layers.collection import TableOffsets, table_offsets
-from psrun.program.compiled_model import Program
 from psrun.tf_internals.keras import layers_within
 from psrun.tf_internals.names import name_of, split_name
 from psrun.tf_internals.strategies import shards_of, variables_of
@@ -60,19 +60,22 @@ def naming_cut_weights(run: RunConfig) -> Iterator[None]:
         raise ConfigError([Problem("partitioner", message), *others]) from cause
 
 
-def check_separable(program: Program, placed: Iterable[Placed]) -> None:
+def check_separable(run: RunConfig, network: tf_keras.Model, placed: Iterable[Placed]) -> None:
     """Checks constraints and regularizers of variables that are cut into shards; calls them with random values.
 
     Raises:
       ConfigError: one needs all rows of a variable: its result is not that of the shards.
     """
-    kind, shapes = program.config.partitioner.kind, shapes_of_shards(placed)
-    if problems := [Problem("partitioner", f"is {kind}, which cuts {text}") for text in _misused(program, shapes)]:
+    shapes = shapes_of_shards(placed)
+    problems = []
+    for text in _misused(network, shapes):
+        problems.append(Problem("partitioner", f"is {run.partitioner.kind}, which cuts {text}"))
+    if problems:
         raise ConfigError(problems)
 
 
 def shapes_of_shards(placed: Iterable[Placed]) -> dict[str, Shapes]:
-    """By variable, of those that have several shards."""
+    """The shapes of the shards of each variable that has several, by its name."""
     numbers: dict[str, int] = {}
     wholes: dict[str, tuple[int, ...]] = {}
     for shard in placed:
@@ -86,8 +89,8 @@ def shapes_of_shards(placed: Iterable[Placed]) -> dict[str, Shapes]:
     }
 
 
-def _misused(program: Program, shapes: dict[str, Shapes]) -> Iterator[str]:
-    for variable in shards_of(variables_of(program.network)):
+def _misused(network: tf_keras.Model, shapes: dict[str, Shapes]) -> Iterator[str]:
+    for variable in shards_of(variables_of(network)):
         name, number = split_name(variable.name)
         constraint = variable.constraint if name in shapes and number == 0 else None
         if constraint is not None and not _separable(constraint, shapes[name], lambda parts: tf.concat(parts, 0)):
@@ -95,7 +98,7 @@ def _misused(program: Program, shapes: dict[str, Shapes]) -> Iterator[str]:
                 f"{name}; its constraint {_name(constraint)} would be applied to each shard, but depends on all rows; "
                 "set partitioner=none, or use a constraint of single rows (axis=1)"
             )
-    for layer in layers_within(program.network):
+    for layer in layers_within(network):
         for attribute, regularizer in vars(layer).items():
             variable = vars(layer).get(attribute.removesuffix("_regularizer"))
             if regularizer is None or variable is regularizer or not hasattr(variable, "name"):

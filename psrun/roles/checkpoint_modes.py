@@ -32,7 +32,8 @@ from psrun.data.source import DataSource, Remarks, evaluation_batches, reads_sha
 from psrun.errors import ConfigError, DataError, Problem, PsrunError, RunFolderError
 from psrun.program import batch_checks, embeddings, objective
 from psrun.program.batch_checks import BatchChecks, Place, check_spec, data_errors, evaluated
-from psrun.program.compiled_model import Program, eval_batch_size, num_eval_batches
+from psrun.program.compiled_model import Program
+from psrun.program.datasets import eval_batch_size, num_eval_batches
 from psrun.results.console import warner
 from psrun.results.events import Reporter
 from psrun.results.run_folder import RunFolder, is_over
@@ -562,7 +563,7 @@ def _on_workers(program: Program, labeled: bool) -> Batches:
         size = max(_BATCHES_PER_SHARD, -(-_EXAMPLES_PER_SHARD // eval_batch_size(program.config)))
         num_shards = max(num_shards, -(-num_batches // size))
     num_shards = max(1, min(num_batches, num_shards))
-    return Shards(program, num_shards, predicted, program.evaluation_dataset).results()
+    return Shards(program, num_shards, predicted, program.data.evaluation_dataset).results()
 
 
 def _here(run_config: RunConfig, loaded: trained_model.LoadedModel) -> Batches:

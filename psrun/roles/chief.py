@@ -393,7 +393,7 @@ class Chief:
             self._program = program
             build_state(program)
             if run_config.mode == "train":
-                check_arrays(source, program.checks)
+                check_arrays(source, program.data.checks)
             yield program
 
     @contextmanager

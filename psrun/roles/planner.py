@@ -108,7 +108,7 @@ def make(
         program = build_program(run_config, source, strategy.Distribution(tf.distribute.get_strategy()))
         recorder.gives_values = False
         traffic: dict[str, Traffic] = {}
-        lengths = batch_checks.mean_list_lengths(program.batch_spec, program.train_dataset)
+        lengths = batch_checks.mean_list_lengths(program.data.batch_spec, program.data.train_dataset)
 
         def state() -> tf.Tensor:
             # Within a function everything is symbolic: zeros of slots and the step take no memory either.
@@ -118,8 +118,8 @@ def make(
 
         tf.function(state).get_concrete_function()
     placed = _place(recorder.variables, program, num_ps, rule or placement.RULES[cluster.placement])
-    whole_variables.check_separable(program, placed)
-    warnings = make_optimizer.check_steps(program, placed)
+    whole_variables.check_separable(run_config, program.network, placed)
+    warnings = make_optimizer.check_steps(run_config, program.network, placed)
     if cluster.has_parameter_servers and run_config.partitioner.num_shards is not None:
         placement.check_rows(placed, run_config.partitioner.num_shards, stacked=embeddings.tables_in(program.network))
     if cluster.has_parameter_servers and not cluster.spans_machines:
@@ -145,7 +145,7 @@ class _Recorder:
         self.gives_values = True
 
     def create(self, next_creator: Any, **kwargs: Any) -> tf.Variable:
-        shape, dtype = strategy.spec_of(kwargs)
+        shape, dtype = strategy.spec_of_arguments(kwargs)
         is_small = not shape.is_fully_defined() or shape.num_elements() <= _MAX_VALUES
         is_trained = dtype.is_floating and kwargs.get("trainable") is not False
         with tf.init_scope():
@@ -194,7 +194,9 @@ def _traffic(program: Program, lengths: Any) -> dict[str, Traffic]:
       lengths: of lists in a batch.
     """
     batch_size = program.config.data.batch_size
-    batch = tf.nest.map_structure(lambda spec, length: zeros(spec, batch_size, length), program.batch_spec, lengths)
+    batch = tf.nest.map_structure(
+        lambda spec, length: zeros(spec, batch_size, length), program.data.batch_spec, lengths
+    )
     features, label, weight = tf_keras.utils.unpack_x_y_sample_weight(batch)
     with tf.GradientTape() as tape:
         prediction = program.network(features, training=True)

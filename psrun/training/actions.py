@@ -104,7 +104,7 @@ class Checks:
         program = run.program
         is_read = program.own_step is None or program.config.evaluation.runs_on is not None
         if is_read and program.may_be_logits:
-            self._features = next(iter(program.first_batches))[0]
+            self._features = next(iter(program.data.first_batches))[0]
             self._forward = traced_forward(program)
         self._check_predictions()
 

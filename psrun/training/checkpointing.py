@@ -139,7 +139,7 @@ def position_of_backup(built: Program, trainer: Trainer, reporter: Reporter) -> 
 def adapted_position(built: Program, position: Position, reporter: Reporter) -> Position:
     """`position` in terms of the current epoch length and batch size, and of the batches of a step."""
     steps = built.config.trainer.num_steps
-    order = built.order
+    order = built.data.order
     batches = built.gradients_per_update
     if order is None:
         return replace(_within(steps, position), batch=0, order=None, again=())

@@ -91,7 +91,7 @@ class Scheduler:
         return self._on_workers[step]
 
     def _alone(self, step: Step | None) -> Callable[[int], int]:
-        closure = Closure(self._program, Stream(self._program.train_dataset), [], step)
+        closure = Closure(self._program, Stream(self._program.data.train_dataset), [], step)
         steps = closure.function()
         length = self._program.config.trainer.num_steps_packed
 

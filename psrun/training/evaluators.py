@@ -30,7 +30,8 @@ from psrun.errors import ConfigError, Problem
 from psrun.program import objective
 from psrun.program.adapters import AdaptedModel
 from psrun.program.batch_checks import any_number, spec_of, zeros
-from psrun.program.compiled_model import Program, num_eval_batches
+from psrun.program.compiled_model import Program
+from psrun.program.datasets import num_eval_batches
 from psrun.program.objective import ExamplesSeen
 from psrun.tf_internals import keras
 from psrun.tf_internals.strategies import iterator_spec, per_worker_iterator
@@ -145,7 +146,7 @@ class Meters:
         self._losses = {name: tf_keras.metrics.Mean(name=name) for name in program.loss_names}
         metrics = objective.metrics_of(program.model, task_of(program.source), evaluating=True)
         self._metrics = keras.built_metrics(
-            metrics, program.network, program.prediction_spec, program.batch_spec[1], program.metric_names
+            metrics, program.network, program.prediction_spec, program.data.batch_spec[1], program.metric_names
         )
         self._gathered = [each.begin(self._metrics.metrics) for each in program.gatherings]
         self._outside: tf_keras.metrics.Sum | None = None
@@ -260,7 +261,7 @@ def _check_data(program: Program) -> None:
         raise ConfigError([Problem("data", "the evaluation data is endless; remove .repeat()")])
     here, there = (
         tf.nest.map_structure(lambda spec: f"{spec.shape[1:]} {spec.dtype.name}", specs)
-        for specs in (evaluation.element_spec[:2], program.batch_spec[:2])  # either may have weights
+        for specs in (evaluation.element_spec[:2], program.data.batch_spec[:2])  # either may have weights
     )
     if here != there:
         message = f"evaluation examples have the spec {here}, but training examples {there}; make them equal"

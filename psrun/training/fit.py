@@ -322,5 +322,5 @@ def restored_by_backups(made: list[tf_keras.callbacks.Callback], program: Progra
             callback.on_train_begin()
     epochs, steps = keras.position_in_backup(program.network, program.config.trainer.num_steps)
     done = program.iterations
-    order = program.order.geometry if program.order else None
+    order = program.data.order.geometry if program.data.order else None
     return Position(epochs, steps, scheduled=done, stream=0, batch=done, order=order) if done else None

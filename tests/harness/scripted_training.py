@@ -56,8 +56,7 @@ class _Program:
     """Steps that are scheduled are applied by a join, and read with the values that they leave."""
 
     own_step = None
-    own_streams = True
-    order = None
+    data = SimpleNamespace(own_streams=True, order=None)
     gradients_per_update = 1
     examples_per_step = 8
     may_be_logits = False
