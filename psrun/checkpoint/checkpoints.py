@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,14 +30,14 @@ from psrun.files import is_pattern
 from psrun.program import build, embeddings
 from psrun.program.compiled_model import Program, check_monitored_metric
 from psrun.tf_internals import checkpoints, messages, names
-from psrun.tf_internals.checkpoints import TableView, point_to, values_in_checkpoint
+from psrun.tf_internals.checkpoints import VALUE_SUFFIX, TableView, point_to, values_in_checkpoint
 from psrun.tf_internals.keras import layers_within
 from psrun.tf_internals.strategies import shards_of, variables_of
 from psrun.tf_internals.tracing import unconverted
 
 _LINK_NAME = "checkpoint"
 # The learning rate of an optimizer, or the present one of a schedule: a run that goes on may replace one by the other.
-_RATE = re.compile(r"optimizer/(.+/)?(_learning_rate|_current_learning_rate)/\.ATTRIBUTES/VARIABLE_VALUE")
+_RATE = re.compile(rf"optimizer/(.+/)?(_learning_rate|_current_learning_rate){re.escape(VALUE_SUFFIX)}")
 _PIECE_BYTES = 512 << 20
 
 
@@ -76,46 +76,105 @@ def _unreadable(path: Path, beside: Path, error: OSError) -> ConfigError:
     return ConfigError([Problem("hydra.run.dir", message)])
 
 
-class LogicalCheckpoint:
-    """Writes and restores the variables of a network and its optimizer, stacks as the tables in them.
+def logical_checkpoint(network: tf_keras.Model, optimizer: Any = None) -> LogicalCheckpoint:
+    """Checkpoints of a network and its optimizer.
 
     Args:
       optimizer: None for the network alone; built otherwise.
     """
+    objects = {"model": network}
+    slots: list[Any] = []
+    if optimizer is not None:
+        objects["optimizer"] = optimizer
+        slots = list(optimizer.variables())
+    stacks = embeddings.stacks_of(network)
+    views = {}
+    for slot in slots:
+        name = name_of(slot)
+        for stack in stacks:
+            if stack.holds(name, slot.shape):
+                views[id(slot)] = stack.views(slot, name)
+    plain = tf.train.Checkpoint(**objects)
+    named = checkpoints.NamedCheckpoint(plain, views)
+    values = _named_values(named.objects(), [*variables_of(network), *slots])
+    return LogicalCheckpoint(plain, named, values, slots, whole=optimizer is not None, stacked=bool(stacks))
 
-    def __init__(self, network: tf_keras.Model, optimizer: Any = None) -> None:
-        objects = {"model": network} if optimizer is None else {"model": network, "optimizer": optimizer}
-        self._whole = optimizer is not None
-        slots = [] if optimizer is None else list(optimizer.variables())
-        replaced = {}
-        for slot in slots:
-            name = name_of(slot)
-            for stack in embeddings.stacks_of(network):
-                if stack.holds(name, slot.shape):
-                    replaced[id(slot)] = stack.views(slot, name)
-        self._slots = slots  # `replaced` holds only their ids
-        self._stacked = bool(embeddings.stacks_of(network))
-        self._plain = tf.train.Checkpoint(**objects)
-        self._checkpoint = checkpoints.NamedCheckpoint(self._plain, replaced)
-        variable_ids = {id(shard) for shard in shards_of([*variables_of(network), *slots])}
-        self._objects: dict[str, tuple[str, Any]] = {}
-        self._optional: set[str] = set()  # what a network alone tracks besides, such as the optimizer of `compile`
-        for key, holder in self._checkpoint.objects().items():
-            has_name = isinstance(holder, TableView) or all(id(each) in variable_ids for each in shards_of([holder]))
-            name = name_of(holder) if has_name else key
-            name = key if name in self._objects else name
-            self._objects[name] = (key, holder)
-            if not (has_name or self._whole):
-                self._optional.add(name)
+
+@dataclass(frozen=True)
+class _Value:
+    """A value in checkpoints.
+
+    Attributes:
+      key: in checkpoints that are written here.
+      holder: the variable, whole or in shards, or the table.
+      has_name: whether it goes by the name of the variable or table; else by its key.
+    """
+
+    key: str
+    holder: Any
+    has_name: bool
+
+
+def _named_values(holders: Mapping[str, Any], variables: Sequence[Any]) -> dict[str, _Value]:
+    """The values of checkpoints by name: names of tables and of the variables, keys of all others.
+
+    Args:
+      holders: by key, all that holds values.
+    """
+    variable_ids = {id(shard) for shard in shards_of(variables)}
+    values: dict[str, _Value] = {}
+    for key, holder in holders.items():
+        has_name = isinstance(holder, TableView) or all(id(each) in variable_ids for each in shards_of([holder]))
+        name = name_of(holder) if has_name else key
+        if name in values:
+            name = key
+        values[name] = _Value(key, holder, has_name)
+    return values
+
+
+class LogicalCheckpoint:
+    """Writes and restores the variables of a network and its optimizer, stacks as the tables in them.
+
+    Args:
+      plain: of the network and its optimizer.
+      named: the same, with tables in place of the stacks.
+      values: by name.
+      slots: of the optimizer, which `named` knows only by their ids.
+      whole: whether there is an optimizer.
+      stacked: whether the network has stacks.
+    """
+
+    def __init__(
+        self,
+        plain: tf.train.Checkpoint,
+        named: checkpoints.NamedCheckpoint,
+        values: Mapping[str, _Value],
+        slots: Sequence[Any],
+        *,
+        whole: bool,
+        stacked: bool,
+    ) -> None:
+        self._plain = plain
+        self._named = named
+        self._values = values
+        self._slots = slots
+        self._whole = whole
+        self._stacked = stacked
 
     @property
     def keys(self) -> dict[str, str]:
         """The keys of all values in checkpoints that are written here, by name."""
-        return {name: key for name, (key, _) in self._objects.items()}
+        return {name: value.key for name, value in self._values.items()}
+
+    def _is_optional(self, name: str) -> bool:
+        """Whether a checkpoint may lack the value."""
+        # A network alone tracks more besides, such as the optimizer of `compile`.
+        besides = not self._whole and not self._values[name].has_name
+        return besides or _RATE.fullmatch(name) is not None
 
     def write(self, prefix: tf.Tensor) -> Any:
         """As `tf.train.Checkpoint.write`."""
-        return self._checkpoint.write(prefix)
+        return self._named.write(prefix)
 
     def restore(self, prefix: str, contents: Contents) -> None:
         """Gives the variables the values of a checkpoint, whatever the layout that it was written in.
@@ -141,21 +200,26 @@ class LogicalCheckpoint:
         if not self._stacked and not moved:
             self._restore_objects(prefix, there)
             return
-        optional = self._optional.union(filter(_RATE.fullmatch, self._objects))
-        if missing := [name for name in self._objects if name not in there and name not in optional]:
+        holders = {}
+        missing = []
+        for name, value in self._values.items():
+            if name in there:
+                holders[there[name]] = value.holder
+            elif not self._is_optional(name):
+                missing.append(name)
+        if missing:
             raise KeyError(f"no value for {', '.join(missing)}")
-        holders = {there[name]: holder for name, (_, holder) in self._objects.items() if name in there}
         checkpoints.restore(prefix, holders)
 
     def _restore_objects(self, prefix: str, there: Mapping[str, str]) -> None:
         """Restores by the places of objects.
 
         Args:
-          there: the keys in the checkpoint by name, those of this one but for learning rates.
+          there: the keys in the checkpoint by name; only keys of learning rates may differ from the keys here.
         """
-        new_rates = [holder for name, (_, holder) in self._objects.items() if name not in there]
-        status = self._checkpoint.read(prefix, without=new_rates) if new_rates else self._plain.read(prefix)
-        others = [name for name in there if name not in self._objects]
+        new_rates = [value.holder for name, value in self._values.items() if name not in there]
+        status = self._named.read(prefix, without=new_rates) if new_rates else self._plain.read(prefix)
+        others = [name for name in there if name not in self._values]
         old_rates = bool(others) and all(map(_RATE.fullmatch, others))
         if self._whole and not old_rates:
             status.assert_consumed()
@@ -169,12 +233,16 @@ def adapted(network: tf_keras.Model) -> dict[str, str]:
     They are found anew wherever the network is made, and are no part of the values in checkpoints. Means and variances
     are no part of this: their last digits depend on the machine.
     """
-    layers = [layer for layer in layers_within(network) if getattr(layer, "is_adapted", False)]
-    vocabularies = {
-        each.name: list(map(str, each.get_vocabulary())) for each in layers if hasattr(each, "get_vocabulary")
-    }
-    bins = {each.name: [f"{x:.4g}" for x in each.bin_boundaries] for each in layers if hasattr(each, "bin_boundaries")}
-    return {name: digest(values) for name, values in {**vocabularies, **bins}.items()}
+    vocabularies: dict[str, str] = {}
+    bins: dict[str, str] = {}
+    for layer in layers_within(network):
+        if not getattr(layer, "is_adapted", False):
+            continue
+        if hasattr(layer, "get_vocabulary"):
+            vocabularies[layer.name] = digest([str(word) for word in layer.get_vocabulary()])
+        if hasattr(layer, "bin_boundaries"):
+            bins[layer.name] = digest([f"{bound:.4g}" for bound in layer.bin_boundaries])
+    return vocabularies | bins
 
 
 def name_of(holder: Any) -> str:
@@ -182,7 +250,9 @@ def name_of(holder: Any) -> str:
     return holder.name if isinstance(holder, TableView) else names.name_of(holder)
 
 
-class Checkpoints:
+def checkpoints_of(
+    program: Program, store: Store, keep: choices.EpochCheckpoints, warn: Callable[[str], None]
+) -> Checkpoints:
     """The checkpoints of a program in a store. The optimizer must be built already.
 
     Args:
@@ -192,23 +262,41 @@ class Checkpoints:
     Raises:
       ConfigError: the program has no metric `best_metric`.
     """
+    checkpoint = logical_checkpoint(program.network, program.optimizer)
+    program_contents = contents(program, checkpoint.keys)
+    if keep.best_metric is not None:
+        check_monitored_metric("checkpoint.best_metric", keep.best_metric, program)
+    # Traced once, before the training. TensorFlow's managers trace for every checkpoint; each trace is sent to all
+    # workers under Python's GIL: a hung worker would stop every thread of this process.
+    write = unconverted(checkpoint.write).get_concrete_function(tf.TensorSpec([], tf.string))
+    return Checkpoints(program, store, keep, warn, checkpoint=checkpoint, contents=program_contents, write=write)
+
+
+class Checkpoints:
+    """The checkpoints of a program in a store, as `checkpoints_of` makes them.
+
+    Args:
+      write: writes a checkpoint with a prefix.
+    """
 
     def __init__(
-        self, program: Program, store: Store, keep: choices.EpochCheckpoints, warn: Callable[[str], None]
+        self,
+        program: Program,
+        store: Store,
+        keep: choices.EpochCheckpoints,
+        warn: Callable[[str], None],
+        *,
+        checkpoint: LogicalCheckpoint,
+        contents: Contents,
+        write: Callable[[tf.Tensor], Any],
     ) -> None:
         self.store = store
+        self._program = program
         self._keep = keep
         self._warn = warn
-        self._optimizer = program.optimizer
-        self._learning_rate = learning_rate(program)
-        self._checkpoint = LogicalCheckpoint(program.network, program.optimizer)
-        self._contents = contents(program, self._checkpoint.keys)
-        self._config_sha256 = storage.digest(program.config.raw)
-        if keep.best_metric is not None:
-            check_monitored_metric("checkpoint.best_metric", keep.best_metric, program)
-        # Traced once, before the training. TensorFlow's managers trace for every checkpoint; each trace is sent to all
-        # workers under Python's GIL: a hung worker would stop every thread of this process.
-        self._write = unconverted(self._checkpoint.write).get_concrete_function(tf.TensorSpec([], tf.string))
+        self._checkpoint = checkpoint
+        self._contents = contents
+        self._write = write
 
     def save(self, step: int, position: Position) -> list[int]:
         """Writes a checkpoint named after `step`. Call after a join: while steps run it would be inconsistent.
@@ -223,9 +311,9 @@ class Checkpoints:
           tf.errors.OpError: a task was lost.
         """
         store = self.store
-        new_manifest = Manifest(
-            step, position, self._contents, self._config_sha256, "", learning_rate=self._learning_rate
-        )
+        config_sha256 = storage.digest(self._program.config.raw)
+        rate = learning_rate(self._program)
+        new_manifest = Manifest(step, position, self._contents, config_sha256, "", learning_rate=rate)
         try:
             store.make_room(step)
             self._write(tf.constant(store.prefix(step)))
@@ -272,9 +360,10 @@ class Checkpoints:
             except (AssertionError, KeyError) as error:
                 message = f"does not match the checkpoint {path}: {str(error).splitlines()[0]}"
                 raise ConfigError([Problem("optimizer", message)]) from error
-            if self._learning_rate not in (None, checkpoint.learning_rate):
+            configured = learning_rate(self._program)
+            if configured not in (None, checkpoint.learning_rate):
                 # Keras keeps it in a variable, which was just restored; the current configuration takes precedence.
-                self._optimizer.learning_rate = self._learning_rate
+                self._program.optimizer.learning_rate = configured
         return checkpoint
 
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> bool:

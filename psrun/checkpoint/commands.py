@@ -106,8 +106,8 @@ def _diff(console: Console, path: Path, other: Path) -> ExitCode:
             raise ConfigError(f"{store.prefix(chosen_step)} is damaged: {damage}")
         prefixes.append(store.prefix(chosen_step))
     with process.silent_stderr():  # hides TensorFlow's messages about this machine
-        compare = importlib.import_module("psrun.checkpoint.checkpoints")  # only this command needs TensorFlow
-        rows = compare.compare(*prefixes)
+        checkpoints = importlib.import_module("psrun.checkpoint.checkpoints")  # only this command needs TensorFlow
+        rows = checkpoints.compare(*prefixes)
     table = _table(f"{prefixes[0]} and {prefixes[1]}", "variable", "", "difference")
     for row in rows:
         if not row.equal:

@@ -14,7 +14,7 @@ import math
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
@@ -153,15 +153,14 @@ class Manifest:
 
 def manifest_path(checkpoint: str) -> Path:
     """The path of the manifest of a checkpoint."""
-    return Path(f"{checkpoint}.manifest.json")
+    return Path(f"{checkpoint}{_MANIFEST_SUFFIX}")
 
 
 def write_manifest(checkpoint: str, manifest: Manifest) -> None:
     """Writes the manifest atomically. Raises OSError."""
     plain = asdict(manifest)
-    files.write_atomic(
-        manifest_path(checkpoint), json.dumps({**plain, _CHECKSUM: digest(plain)}, indent=1) + "\n", durable=True
-    )
+    plain[_CHECKSUM] = digest(plain)
+    files.write_atomic(manifest_path(checkpoint), json.dumps(plain, indent=1) + "\n", durable=True)
 
 
 def read_manifest(checkpoint: str) -> Manifest:
@@ -171,9 +170,9 @@ def read_manifest(checkpoint: str) -> Manifest:
         if plain.pop(_CHECKSUM) != digest(plain):
             raise ValueError("manifest checksum mismatch")
         plain["position"].pop("audit", None)  # how often examples were applied, which earlier versions counted
-        return Manifest(
-            **{**plain, "position": Position(**plain["position"]), "contents": Contents(**plain["contents"])}
-        )
+        plain["position"] = Position(**plain["position"])
+        plain["contents"] = Contents(**plain["contents"])
+        return Manifest(**plain)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error
 
@@ -330,17 +329,17 @@ class Store:
         Raises:
           OSError: a file cannot be written, or is missing.
         """
-        data_files = {
-            rest: file for step, file, rest in self._files() if step == held.step and rest != _MANIFEST_SUFFIX
-        }
-        data = [match for match in map(_DATA.fullmatch, data_files) if match]
-        if ".index" not in data_files or len(data) != int(data[0]["count"] if data else -1):
+        written = {}
+        for step, file, suffix in self._files():
+            if step == held.step and suffix != _MANIFEST_SUFFIX:
+                written[suffix] = file
+        if not _is_complete(written):
+            there = ", ".join(sorted(file.name for file in written.values())) or "no file"
             raise FileNotFoundError(
-                f"{self.folder} holds only {', '.join(sorted(f.name for f in data_files.values())) or 'no file'} of "
-                f"{PREFIX}-{held.step}; mount the same run folder in all tasks"
+                f"{self.folder} holds only {there} of {PREFIX}-{held.step}; mount the same run folder in all tasks"
             )
         listed = {}
-        for file in sorted(data_files.values()):
+        for file in sorted(written.values()):
             files.sync(file)
             listed[file.name] = {"bytes": file.stat().st_size, "sha256": file_digest(file)}
         files.sync(self.folder)
@@ -369,8 +368,8 @@ class Store:
         """Moves the checkpoints that `choose` skipped to a subfolder. Raises OSError."""
         steps = sorted(self._passed_over)
         self._passed_over = set()
-        for of, file, _ in self._files():
-            if of in steps:
+        for step, file, _ in self._files():
+            if step in steps:
                 (self.folder / SET_ASIDE).mkdir(exist_ok=True)
                 file.replace(self.folder / SET_ASIDE / file.name)
         return steps
@@ -418,14 +417,21 @@ class Store:
     def _incomplete(self) -> list[Path]:
         """The files and folders of checkpoints without a manifest."""
         complete = set(self.steps())
-        return [*(file for of, file, _ in self._files() if of not in complete), *self.folder.glob(f".{PREFIX}-*")]
+        incomplete = [file for step, file, _ in self._files() if step not in complete]
+        return [*incomplete, *self.folder.glob(f".{PREFIX}-*")]
 
     def _remove(self, step: int) -> None:
         """Removes the manifest first, so that a partly removed checkpoint does not look complete."""
         manifest_path(self.prefix(step)).unlink(missing_ok=True)
-        for of, file, _ in self._files():
-            if of == step:
+        for its_step, file, _ in self._files():
+            if its_step == step:
                 _delete(file)
+
+
+def _is_complete(suffixes: Collection[str]) -> bool:
+    """Whether TensorFlow has written all files of a checkpoint, by the suffixes of the files that are there."""
+    data = [match for match in map(_DATA.fullmatch, suffixes) if match is not None]
+    return ".index" in suffixes and bool(data) and len(data) == int(data[0]["count"])
 
 
 def is_better(value: float, best: float | None, mode: str) -> bool:

@@ -23,7 +23,7 @@ import tf_keras
 
 from psrun import parts
 from psrun.checkpoint import storage
-from psrun.checkpoint.checkpoints import LogicalCheckpoint, adapted, literal
+from psrun.checkpoint.checkpoints import adapted, literal, logical_checkpoint
 from psrun.checkpoint.storage import Contents, Manifest, Store
 from psrun.cluster import placement
 from psrun.config.run_config import RunConfig
@@ -54,7 +54,7 @@ class LoadedModel:
     Attributes:
       checkpoint: the path of the checkpoint.
       class_names: of the classes 0, 1, ...; None without names.
-      more_signatures: makes signatures that an export has besides that of predictions; None: it has no other.
+      more_signatures: makes signatures that an export has besides the signature of predictions; None: it has no other.
     """
 
     model: Model
@@ -101,7 +101,7 @@ def restore(network: tf_keras.Model, which: str, store: Store, warn: Callable[[s
     Args:
       which: as in `Store.choose`.
     """
-    values = LogicalCheckpoint(network)
+    values = logical_checkpoint(network)
     placed = embeddings.by_table(placement.observed("model", variables_of(network)), network)
     here = Contents.of("", placed, values.keys, adapted(network))
     while True:
@@ -123,12 +123,13 @@ def restore(network: tf_keras.Model, which: str, store: Store, warn: Callable[[s
 
 def signature(source: DataSource) -> dict[str, tf.TensorSpec | tf.RaggedTensorSpec]:
     """A batch of raw features."""
-    return {
-        name: tf.RaggedTensorSpec([None, None], feature.dtype, ragged_rank=1)
-        if feature.is_list
-        else tf.TensorSpec([None, *feature.shape], feature.dtype, name)
-        for name, feature in source.features.items()
-    }
+    specs: dict[str, tf.TensorSpec | tf.RaggedTensorSpec] = {}
+    for name, feature in source.features.items():
+        if feature.is_list:
+            specs[name] = tf.RaggedTensorSpec([None, None], feature.dtype, ragged_rank=1)
+        else:
+            specs[name] = tf.TensorSpec([None, *feature.shape], feature.dtype, name)
+    return specs
 
 
 def predict(model: Model, source: DataSource, features: dict[str, tf.Tensor]) -> tf.Tensor | dict[str, tf.Tensor]:
@@ -189,7 +190,7 @@ class RunCheckpoints:
 class KerasCheckpoints:
     """Checkpoints, by file name, of ModelCheckpoint with `save_weights_only` or of a tf.train.CheckpointManager.
 
-    The same methods as those of `RunCheckpoints`.
+    It has the methods of `RunCheckpoints`.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -240,9 +241,9 @@ class KerasCheckpoints:
 
 def _by_name(network: tf_keras.Model, weights: Iterable[tf.Variable]) -> Iterator[tuple[str, tf.Tensor]]:
     """The values of weights, of a stack table by table."""
-    views = {
-        id(stack.variable): stack.views(stack.variable, stack.variable_name) for stack in embeddings.stacks_of(network)
-    }
+    views = {}
+    for stack in embeddings.stacks_of(network):
+        views[id(stack.variable)] = stack.views(stack.variable, stack.variable_name)
     for variable in weights:
         if id(variable) not in views:
             yield variable.name, variable
@@ -320,21 +321,26 @@ def export(trained: LoadedModel, folder: Path, warn: Callable[[str], None]) -> P
 def padded(source: DataSource) -> dict[str, tf.TensorSpec]:
     """The signature of a batch of raw features without RaggedTensors, which have no names in a SavedModel."""
     specs = {name: tf.TensorSpec(spec.shape, spec.dtype, name) for name, spec in signature(source).items()}
-    lengths = {length_name(name) for name in _lists(source).values()}
-    return {**specs, **{name: tf.TensorSpec([None], tf.int64, name) for name in lengths}}
+    for name in _lists(source).values():
+        length = length_name(name)
+        specs[length] = tf.TensorSpec([None], tf.int64, length)
+    return specs
 
 
 def without_padding(source: DataSource, features: dict[str, tf.Tensor]) -> dict[str, tf.Tensor | tf.RaggedTensor]:
     """A batch of raw features as the data has them, from a batch of the signature `padded`."""
-    unpadded: dict[str, tf.Tensor | tf.RaggedTensor] = {
-        name: features[name] for name in source.features if name in features
-    }
-    for name, of in _lists(source).items():
+    unpadded: dict[str, tf.Tensor | tf.RaggedTensor] = {}
+    owners = _lists(source)
+    for name in source.features:
         if name not in features:  # of a signature that takes some of the features
             continue
-        feature = source.features[of]
+        if name not in owners:
+            unpadded[name] = features[name]
+            continue
+        owner = owners[name]
+        feature = source.features[owner]
         assert feature.max_values is not None
-        whole = tf.RaggedTensor.from_tensor(features[name], lengths=features[length_name(of)])
+        whole = tf.RaggedTensor.from_tensor(features[name], lengths=features[length_name(owner)])
         # Longer lists are truncated, as in training.
         if feature.keep == "last":
             unpadded[name] = whole[:, -feature.max_values :]
@@ -344,21 +350,26 @@ def without_padding(source: DataSource, features: dict[str, tf.Tensor]) -> dict[
 
 
 def _lists(source: DataSource) -> dict[str, str]:
-    """The lists by name, each with the list whose lengths it has: weights have those of their values."""
-    owners = {feature.weights: name for name, feature in source.features.items() if feature.weights is not None}
+    """The lists by name, each with the list whose lengths it has: weights have the lengths of their values."""
+    owners: dict[str, str] = {}
+    for name, feature in source.features.items():
+        if feature.weights is not None:
+            owners[feature.weights] = name
     return {name: owners.get(name, name) for name, feature in source.features.items() if feature.is_list}
 
 
 def _about(trained: LoadedModel) -> dict[str, object]:
     manifest = trained.checkpoint
     names = trained.class_names
-    about = {
+    about: dict[str, object] = {
         "step": manifest.step,
         "config_sha256": manifest.config_sha256,
         "psrun": manifest.psrun,
         "saved_at": manifest.saved_at,
     }
-    return {**about, "label_vocabulary": list(names)} if names else about
+    if names:
+        about["label_vocabulary"] = list(names)
+    return about
 
 
 def _replace_export(final: Path, part: Path) -> None:

@@ -18,7 +18,7 @@ import tensorflow as tf
 from psrun.checkpoint.storage import Position
 from psrun.closures.stage import Inputs, Take
 from psrun.program.compiled_model import Program
-from psrun.tf_internals.strategies import per_worker_iterator
+from psrun.tf_internals.coordinator import per_worker_iterator
 
 _MOST_WAITING = 64  # numbers in the queue of a worker; those of lost closures stay
 # Skipping this many batches of in-memory data takes about 10 s.

@@ -22,8 +22,9 @@ from psrun.closures.stage import Apply, Stage, Step
 from psrun.errors import ConfigError, Problem
 from psrun.program.compiled_model import Program
 from psrun.tf_internals import messages
+from psrun.tf_internals.coordinator import being_scheduled
 from psrun.tf_internals.names import split_name
-from psrun.tf_internals.strategies import assigned_by, being_scheduled
+from psrun.tf_internals.strategies import assigned_by
 
 _CPU = "/device:CPU:0"  # the device of a worker's input pipeline
 _Reduction = tf_keras.losses.Reduction

@@ -26,8 +26,8 @@ from psrun.closures.stage import Apply, Inputs, Stage, Step
 from psrun.cluster import placement
 from psrun.errors import ConfigError, Problem
 from psrun.program.compiled_model import Program
-from psrun.tf_internals.coordinator import has_ended
-from psrun.tf_internals.strategies import being_scheduled, num_parameter_servers
+from psrun.tf_internals.coordinator import being_scheduled, has_ended
+from psrun.tf_internals.strategies import num_parameter_servers
 
 # A server may still be at work on gradients that have arrived when the chief learns that their worker is lost. Counts
 # are read until they stay the same for this time, or for two steps if that is longer.

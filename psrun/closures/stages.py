@@ -107,7 +107,7 @@ class Stages:
             for stage in self._stages:
                 stack.enter_context(stage.unrolled(num_steps))
             if update is not None:
-                stack.enter_context(replaced(self._optimizer, keras.UPDATE, update))
+                stack.enter_context(replaced(self._optimizer, keras.UPDATE_METHOD, update))
             if apply is not None:
                 stack.enter_context(replaced(self._optimizer, "apply_gradients", apply))
             for stage in reversed(self._stages):

@@ -109,20 +109,19 @@ def observed(kind: str, variables: Iterable) -> list[Placed]:
     for name, number, shape, _ in entries:
         if number is not None:  # variables in one piece may share a name
             rows[name] = rows.get(name, 0) + shape[0]
-    return [
-        Placed(
-            *(name, number or 0, task_of(shard.device), math.prod(shape) * shard.dtype.size, kind),
-            variable_shape=shape if number is None else (rows[name], *shape[1:]),
-            dtype=shard.dtype.name,
-        )
-        for name, number, shape, shard in entries
-    ]
+    placed = []
+    for name, number, shape, shard in entries:
+        task = task_of(shard.device)
+        size_bytes = math.prod(shape) * shard.dtype.size
+        whole_shape = shape if number is None else (rows[name], *shape[1:])
+        placed.append(Placed(name, number or 0, task, size_bytes, kind, whole_shape, shard.dtype.name))
+    return placed
 
 
 def _numbered(variable: Any) -> Iterator[tuple[str, int | None, tuple[int, ...], Any]]:
     """Name, number, shape and shard of each shard of a variable; the number of a variable in one piece is None."""
     shards = getattr(variable, "variables", None)
-    if shards:  # those of a variable without a name have the same name
+    if shards:  # shards of a variable without a name have the same name
         for number, shard in enumerate(shards):
             yield split_name(shard.name)[0], number, shape_of(shard), shard
     else:
@@ -132,7 +131,7 @@ def _numbered(variable: Any) -> Iterator[tuple[str, int | None, tuple[int, ...],
 
 
 def shape_of(variable: Any) -> tuple[int, ...]:
-    """The shape of a variable; of one whose size may change, that of its value."""
+    """The shape of a variable; if its size may change, the shape of its value."""
     shape = variable.shape if variable.shape.is_fully_defined() else variable.read_value().shape
     return tuple(shape)
 
@@ -259,13 +258,8 @@ def predicted(
             indices = [(first + i) % len(servers.held_bytes) for i in range(len(sizes))]
         held_by[variable.name] = indices
         for shard, (index, size) in enumerate(zip(indices, sizes)):
-            placed.append(
-                Placed(
-                    *(variable.name, shard, f"ps-{index}" if num_ps else CHIEF, size, variable.kind),
-                    variable_shape=variable.shape,
-                    dtype=variable.dtype,
-                )
-            )
+            task = f"ps-{index}" if num_ps else CHIEF
+            placed.append(Placed(variable.name, shard, task, size, variable.kind, variable.shape, variable.dtype))
     return placed
 
 

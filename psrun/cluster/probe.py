@@ -21,6 +21,7 @@ import grpc
 import psutil
 
 T = TypeVar("T")
+Peer = tuple[str, int]
 
 # A method that no server has: a gRPC server that works answers that, at once. To wait until the channel is ready would
 # take 0.2 s for each server: grpc.channel_ready_future polls.
@@ -144,9 +145,6 @@ def _connect(address: str, timeout_s: float) -> socket.socket:
     """Raises OSError if nothing accepts connections at `address`."""
     host, _, port = address.rpartition(":")
     return socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s)
-
-
-Peer = tuple[str, int]
 
 
 def peers(address: str) -> set[Peer]:

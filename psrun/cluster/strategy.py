@@ -14,7 +14,7 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any
@@ -31,7 +31,7 @@ from psrun.tf_internals import strategies as internals
 from psrun.tf_internals.coordinator import FailureHandler
 from psrun.tf_internals.strategies import UninitializedVariable
 
-# As of TensorFlow: shape and dtype of a variable to the number of shards along each of its axes.
+# A partitioner of TensorFlow: from shape and dtype of a variable to its number of shards along each axis.
 Partitioner = Callable[..., list[int]]
 
 _of_tensorflow = tf.distribute.experimental.partitioners
@@ -44,6 +44,18 @@ _GENERATOR_STATE = 3  # integers in the state of a tf.random.Generator
 _LOOK_EVERY_S = 0.05
 _CONNECT_WITHIN_S = 120.0  # to servers in this process
 _SIGNALED_WITHIN_S = 3.0
+# Arguments of a new variable that do not say its value.
+_VARIABLE_OPTIONS = (
+    "name",
+    "trainable",
+    "distribute_strategy",
+    "synchronization",
+    "aggregation",
+    "constraint",
+    "caching_device",
+)
+_servers: list[tf.distribute.Server] = []  # TensorFlow cannot stop a server: servers live as long as the process
+_collective: list[tf.distribute.Strategy] = []  # one per process
 
 
 def make_partitioner(partitioner: choices.Partitioner) -> Partitioner | None:
@@ -117,18 +129,8 @@ def _create_in_place(next_creator: Any, **kwargs: Any) -> tf.Variable:
     # Constant values would become part of the function.
     if not _is_large(output.shape, output.dtype) or traced.graph.as_graph_def().ByteSize() > _LARGE_BYTES:
         return next_creator(**kwargs)
-    options = (
-        "name",
-        "trainable",
-        "distribute_strategy",
-        "synchronization",
-        "aggregation",
-        "constraint",
-        "caching_device",
-    )
-    variable = UninitializedVariable(
-        shape=output.shape, dtype=output.dtype, **{name: kwargs[name] for name in options if name in kwargs}
-    )
+    options = {name: kwargs[name] for name in _VARIABLE_OPTIONS if name in kwargs}
+    variable = UninitializedVariable(shape=output.shape, dtype=output.dtype, **options)
     with tf.device(variable.device):
         tf.function(lambda: variable.assign(value(), read_value=False) and None)()
     return variable
@@ -142,9 +144,6 @@ def _device_of_new_variable() -> str:
     """The device of a variable that is created now."""
     with tf.init_scope():
         return tf.zeros([]).device
-
-
-_servers: list[tf.distribute.Server] = []  # TensorFlow cannot stop a server: servers live as long as the process
 
 
 def start_in_process(*, num_workers: int, num_ps: int, num_replicas: int | None = None) -> tf.train.ClusterSpec:
@@ -163,13 +162,13 @@ def start_in_process(*, num_workers: int, num_ps: int, num_replicas: int | None 
     """
     jobs = {"worker": num_workers, "ps": num_ps}
     for attempt in range(1, _ATTEMPTS + 1):
-        addresses = {
-            job: {i: f"localhost:{portpicker.pick_unused_port()}" for i in range(n)} for job, n in jobs.items()
-        }
+        addresses = {}
+        for job, number in jobs.items():
+            addresses[job] = {index: f"localhost:{portpicker.pick_unused_port()}" for index in range(number)}
         try:
-            _servers.extend(
-                servers.start(addresses, job, index, num_replicas) for job, n in jobs.items() for index in range(n)
-            )
+            for job, tasks in addresses.items():
+                for index in tasks:
+                    _servers.append(servers.start(addresses, job, index, num_replicas))
             return tf.train.ClusterSpec(addresses)
         except ServerStartError:
             # Another process took the port after it was picked; retry with other ports.
@@ -191,9 +190,6 @@ class Distribution:
     num_workers: int = 1
 
 
-_collective: list[tf.distribute.Strategy] = []  # one per process
-
-
 def prepare(cluster: choices.ClusterChoice, topology: Topology | None) -> None:
     """Configures thread pools and collectives, which is possible only before TensorFlow runs anything in this process.
 
@@ -207,7 +203,7 @@ def prepare(cluster: choices.ClusterChoice, topology: Topology | None) -> None:
         internals.name_tables_uniquely()
         internals.let_branches_look_up()
     if cluster.has_server_processes:
-        tf.config.set_visible_devices([], "GPU")  # those of workers on the same host
+        tf.config.set_visible_devices([], "GPU")  # workers on the same host use them
     if cluster.has_synchronous_workers:
         assert topology is not None
         resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
@@ -267,19 +263,14 @@ def wait_for_servers(topology: Topology, *, within_s: float, error: type[PsrunEr
     Args:
       error: raised with the names of all servers that did not answer.
     """
-    tasks = [task for job in ("ps", "worker") for task in topology.of(job)]
-    waiting = {task: topology.addresses[task] for task in tasks}
-    deadline_s = time.monotonic() + within_s
-    while True:
-        up = answering(waiting, timeout_s=_ANSWER_WITHIN_S)
-        waiting = {task: address for task, address in waiting.items() if task not in up}
-        if not waiting:
-            return
-        if time.monotonic() > deadline_s:
-            where = ", ".join(f"{task} at {address}" for task, address in waiting.items())
-            first = next(iter(waiting))
-            raise error(f"not reached within {within_s:.0f} s (connect_timeout_s): {where}", task=str(first))
-        time.sleep(_LOOK_EVERY_S)
+
+    def up(tasks: Sequence[Task]) -> set[Task]:
+        return answering({task: topology.addresses[task] for task in tasks}, timeout_s=_ANSWER_WITHIN_S)
+
+    late = _wait([*topology.of("ps"), *topology.of("worker")], up, within_s)
+    if late:
+        where = _addresses(late, topology)
+        raise error(f"not reached within {within_s:.0f} s (connect_timeout_s): {where}", task=str(late[0]))
 
 
 def wait_for_tasks(topology: Topology, is_up: Callable[[Task], bool], *, within_s: float) -> None:
@@ -291,14 +282,37 @@ def wait_for_tasks(topology: Topology, is_up: Callable[[Task], bool], *, within_
     Raises:
       ClusterError: some are not; names them.
     """
-    waiting = list(topology.addresses)
+
+    def up(tasks: Sequence[Task]) -> set[Task]:
+        return {task for task in tasks if is_up(task)}
+
+    late = _wait([*topology.addresses], up, within_s)
+    if late:
+        limit = f"{within_s:.0f} s (cluster.restart.start_timeout_s)"
+        raise ClusterError(f"not started within {limit}: {_addresses(late, topology)}", task=str(late[0]))
+
+
+def _wait(tasks: Sequence[Task], up: Callable[[Sequence[Task]], set[Task]], within_s: float) -> list[Task]:
+    """Waits until all tasks are up.
+
+    Args:
+      up: returns which of some tasks are up.
+
+    Returns:
+      The tasks that are not up within `within_s`.
+    """
+    waiting = list(tasks)
     deadline_s = time.monotonic() + within_s
-    while waiting := [task for task in waiting if not is_up(task)]:
-        if time.monotonic() > deadline_s:
-            where = ", ".join(f"{task} at {topology.addresses[task]}" for task in waiting)
-            limit = f"{within_s:.0f} s (cluster.restart.start_timeout_s)"
-            raise ClusterError(f"not started within {limit}: {where}", task=str(waiting[0]))
+    while True:
+        found = up(waiting)
+        waiting = [task for task in waiting if task not in found]
+        if not waiting or time.monotonic() > deadline_s:
+            return waiting
         time.sleep(_LOOK_EVERY_S)
+
+
+def _addresses(tasks: Sequence[Task], topology: Topology) -> str:
+    return ", ".join(f"{task} at {topology.addresses[task]}" for task in tasks)
 
 
 @contextlib.contextmanager
@@ -400,7 +414,7 @@ def stays_whole(declared: Any, shape: tf.TensorShape, dtype: tf.DType) -> bool:
     of strings, and `tf.random.Generator`, whose state is three integers, refuses shards (TensorFlow 2.21).
 
     Args:
-      declared: the shape for which the variable is created; None for that of its value.
+      declared: the shape for which the variable is created; None for the shape of its value.
       shape, dtype: of the value.
     """
     if declared is not None and not tf.TensorShape(declared).is_fully_defined():
@@ -456,15 +470,13 @@ def _by_worker(devices: Iterable[tf.config.LogicalDevice]) -> Counter[int]:
 
 
 def _existing(device: str) -> str:
-    names = [
-        f"/{physical.device_type}:{index}"
-        for kind in ("CPU", "GPU")
-        for index, physical in enumerate(tf.config.list_physical_devices(kind))
-    ]
+    names = []
+    for kind in ("CPU", "GPU"):
+        for index, physical in enumerate(tf.config.list_physical_devices(kind)):
+            names.append(f"/{physical.device_type}:{index}")
     if device.upper() not in names:
-        raise ConfigError(
-            [Problem("cluster.device", f"{device!r} does not exist; this machine has {', '.join(names)}")]
-        )
+        message = f"{device!r} does not exist; this machine has {', '.join(names)}"
+        raise ConfigError([Problem("cluster.device", message)])
     return device
 
 

@@ -6,7 +6,6 @@ A stack is tables of the same width in one variable, looked up, deduplicated and
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
@@ -41,6 +40,11 @@ EMBEDDINGS = "embeddings"
 # Of a stack: positions are int32, and each table may have some rows without an id in each shard.
 _MAX_IDS = 2**31 - 2**24
 _POOLED = (None, *COMBINERS)
+# Initializers whose values do not depend on the shape of the table: one call makes the values of several tables.
+_ALIKE = tuple(
+    getattr(tf_keras.initializers, name)
+    for name in ("Constant", "Ones", "RandomNormal", "RandomUniform", "TruncatedNormal", "Zeros")
+)
 
 _alone: ContextVar[bool] = ContextVar("alone", default=False)
 _num_servers: ContextVar[int | None] = ContextVar("num_servers", default=None)
@@ -152,6 +156,10 @@ class Stack:
                 for copy in getattr(shard, "values", None) or [shard]:
                     copy.psrun_table_offsets = held
 
+    def decide(self, deduplicate: bool) -> None:
+        """Decides `deduplicate='auto'`."""
+        self.deduplicate = deduplicate
+
     # -- checkpoints
 
     @property
@@ -229,7 +237,7 @@ class StackIds:
     """Where in the variable of a stack the rows of a batch are.
 
     Attributes:
-      positions: int32 (n,): first those of `columns`, example by example; then those of `lists`, feature by feature.
+      positions: int32 (n,): first the rows of `columns`, example by example; then of `lists`, feature by feature.
       columns: features whose examples all have the same number of ids, with that number; in the order of the tables.
       lists: the other features, with the number of ids of the batch, by their combiner.
       separate: whether the columns and each of the lists have tables of their own, and so no rows in common.
@@ -345,13 +353,6 @@ def table_offsets(variable: Any) -> TableOffsets | None:
 
 
 # -- first values
-
-
-# Their values do not depend on the shape of the table, so that one call makes those of several.
-_ALIKE = tuple(
-    getattr(tf_keras.initializers, name)
-    for name in ("Constant", "Ones", "RandomNormal", "RandomUniform", "TruncatedNormal", "Zeros")
-)
 
 
 def first_values(layout: StackLayout, own: Sequence[Any]) -> Any:
@@ -572,13 +573,12 @@ class EmbeddingCollection(keras.LayerWithTables, EmbeddingLayer):
         return any(stack.deduplicate == "auto" for stack in self.stacks)
 
     def undecided(self, ids: Mapping[str, tf.Tensor]) -> list[DeduplicationChoice]:
-        return [
-            DeduplicationChoice(
-                stack.name, stack.positions(ids, self.name).positions, functools.partial(setattr, stack, "deduplicate")
-            )
-            for stack in self.stacks
-            if stack.deduplicate == "auto"
-        ]
+        choices = []
+        for stack in self.stacks:
+            if stack.deduplicate == "auto":
+                positions = stack.positions(ids, self.name).positions
+                choices.append(DeduplicationChoice(stack.name, positions, stack.decide))
+        return choices
 
     def get_config(self) -> dict[str, Any]:
         serialize = tf_keras.initializers.serialize

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import tensorflow as tf
 import tf_keras
 
 from psrun.layers import lookup
-from psrun.layers.lookup import DeduplicationChoice, EmbeddingLayer, Fetch, RowOrder, check, check_options
+from psrun.layers.lookup import DeduplicationChoice, EmbeddingLayer, Fetch, RowOrder, assertion, check_options
 from psrun.tf_internals.tracing import stop_recording
 
 OPTIONS = ("input_dim", "output_dim", "deduplicate", "wire", "oov", "combiner")
@@ -107,12 +106,9 @@ class Embedding(EmbeddingLayer):
             greatest = tf.reduce_max(ids)
             message = f"{self.title()}: ids must be from 0 to {self.input_dim - 1}; the minimum and the maximum are"
             inside = (tf.size(ids) == 0) | ((least >= 0) & (greatest < self.input_dim))
-            with tf.control_dependencies(check(inside, message, least, greatest)):
+            with tf.control_dependencies(assertion(inside, message, least, greatest)):
                 ids = tf.identity(ids)
-        ids = tf.cast(ids, tf.int32)
-        bits = self._order.column_bits
-        column_rows = self._order.column_rows
-        return tf.bitwise.bitwise_and(ids, (1 << bits) - 1) * column_rows + tf.bitwise.right_shift(ids, bits)
+        return lookup.rows_in_tables(tf.cast(ids, tf.int32), [self._order])
 
     def call(self, ids: Any, weights: Any = None) -> tf.Tensor:
         checked = lookup.checked_weights(ids, weights, self.combiner, f"{self.name}: the input")
@@ -137,8 +133,10 @@ class Embedding(EmbeddingLayer):
         return self.deduplicate == "auto"
 
     def undecided(self, ids: Any) -> list[DeduplicationChoice]:
-        decide = functools.partial(setattr, self, "deduplicate")
-        return [DeduplicationChoice(self.name, self.position(lookup.values_of(ids)), decide)]
+        return [DeduplicationChoice(self.name, self.position(lookup.values_of(ids)), self._decide)]
+
+    def _decide(self, deduplicate: bool) -> None:
+        self.deduplicate = deduplicate
 
     def get_config(self) -> dict[str, Any]:
         return {

@@ -21,13 +21,12 @@ from psrun.tf_internals.strategies import shards_of
 from psrun.tf_internals.tracing import record_operation, stop_recording, variable_accessed
 
 # Up to this number of shards, ids are compared with each boundary: comparing is much faster than dividing.
-_FEW_SHARDS_OF_A_STACK = 16
+_FEW_SHARDS = 16
 # Repeated ids are deduplicated if at most this share of the ids of a batch is distinct: then the saved traffic is worth
 # more than the deduplication costs.
 DISTINCT_TO_PAY = 0.75
 WIRES = ("float32", "bfloat16")
 OOV = ("error", "row")
-_FEW_SHARDS = 16
 
 
 @dataclass(frozen=True)
@@ -232,8 +231,8 @@ class _UntrackedList(list):
     """A list that Keras does not track: its tensors belong to a function that is being traced."""
 
 
-def check(condition: tf.Tensor, *data: Any) -> list[tf.Operation]:
-    """The check of a graph, for `tf.control_dependencies`; eagerly it is done at once, and the list is empty.
+def assertion(condition: tf.Tensor, *data: Any) -> list[tf.Operation]:
+    """A check in a graph, for `tf.control_dependencies`; eagerly it is done at once, and the list is empty.
 
     `tf.debugging.Assert` would add a branch, and so another function call.
 
@@ -271,7 +270,7 @@ def rows_of_columns(
       layout: None for a single table.
     """
     inside = _or_last_row(ids, places, _numbers) if oov == "row" else _checked_columns(ids, places, title)
-    return _rows_of(inside, places, layout, _numbers)
+    return _rows_in_variable(inside, places, layout, _numbers)
 
 
 def rows_of_parts(
@@ -290,21 +289,31 @@ def rows_of_parts(
     """
     per_id = _per_id_of_parts(sizes)
     inside = _or_last_row(ids, places, per_id) if oov == "row" else _checked_parts(ids, places, per_id, title)
-    return _rows_of(inside, places, layout, per_id)
+    return _rows_in_variable(inside, places, layout, per_id)
 
 
-def _rows_of(ids: tf.Tensor, places: Sequence[Place], layout: StackLayout | None, per_id: PerId) -> tf.Tensor:
-    orders = [place.order for place in places]
+def rows_in_tables(ids: tf.Tensor, orders: Sequence[RowOrder], per_id: PerId | None = None) -> tf.Tensor:
+    """Rows of tables for int32 ids, of the same shape.
+
+    Args:
+      orders: of the tables.
+      per_id: numbers of tables, for their ids; None for a single table.
+    """
+    per_id = per_id or _numbers
     mask = per_id([(1 << order.column_bits) - 1 for order in orders])
     rows = tf.bitwise.bitwise_and(ids, mask) * per_id([order.column_rows for order in orders])
-    rows += tf.bitwise.right_shift(ids, per_id([order.column_bits for order in orders]))
+    return rows + tf.bitwise.right_shift(ids, per_id([order.column_bits for order in orders]))
+
+
+def _rows_in_variable(ids: tf.Tensor, places: Sequence[Place], layout: StackLayout | None, per_id: PerId) -> tf.Tensor:
+    rows = rows_in_tables(ids, [place.order for place in places], per_id)
     if layout is None:
         return rows
     num_shards = layout.num_shards
     size = [layout.block_rows(place.index) for place in places]
     base = [layout.base(place.index) for place in places]
     steps = [[layout.step(place.index, block) for block in range(1, num_shards)] for place in places]
-    if num_shards > _FEW_SHARDS_OF_A_STACK:
+    if num_shards > _FEW_SHARDS:
         moved = np.cumsum(np.concatenate([np.transpose([base]), steps], 1), 1)
         first = per_id(np.arange(len(places)) * num_shards)
         return rows + tf.gather(tf.constant(np.ravel(moved), tf.int32), first + rows // per_id(size))
@@ -385,7 +394,7 @@ def _checked_parts(ids: tf.Tensor, places: Sequence[Place], per_id: PerId, title
 
 def _assert_within_tables(condition: tf.Tensor, title: str, data: list[tf.Tensor]) -> list[tf.Operation]:
     message = f"{title}: ids must be within their tables; the features, their minimum and maximum ids are"
-    return check(condition, message, *data)
+    return assertion(condition, message, *data)
 
 
 def _numbers(values: Any) -> tf.Tensor:
@@ -515,7 +524,7 @@ def _lengths(lists: Sequence[tf.RaggedTensor]) -> tf.Tensor:
     if len(splits) > 1:
         counts = tf.concat(tf.shape_n(splits), 0) - 1
         message = "pooled features must have the same number of examples; got"
-        with tf.control_dependencies(check(tf.reduce_all(counts == counts[0]), message, counts)):
+        with tf.control_dependencies(assertion(tf.reduce_all(counts == counts[0]), message, counts)):
             splits = [tf.concat(splits, 0)]
     bounds = tf.reshape(splits[0], [len(lists), -1])
     return tf.reshape(bounds[:, 1:] - bounds[:, :-1], [-1])
@@ -582,7 +591,7 @@ def checked_weights(ids: Any, weights: Any, combiner: str | None, title: str) ->
     both = tf.minimum(tf.size(ends), tf.size(of_weights))
     same = tf.equal(tf.size(ends), tf.size(of_weights)) & tf.reduce_all(ends[:both] == of_weights[:both])
     data = [f"{message} in each example; ids and weights of the batch:", tf.size(values), tf.size(flat)]
-    with tf.control_dependencies(check(same, *data)):
+    with tf.control_dependencies(assertion(same, *data)):
         return tf.identity(tf.cast(flat, tf.float32))
 
 
@@ -657,7 +666,7 @@ class _ShardFetch:
 
 
 def are_distinct(rows: tf.Tensor) -> bool:
-    """Whether the indices of a gradient are known to be distinct: those of one `Fetch.rows` that deduplicates."""
+    """Whether the indices of a gradient are known to be distinct: they are of one `Fetch.rows` that deduplicates."""
     return getattr(rows, "psrun_distinct", False)
 
 
@@ -681,7 +690,7 @@ def _by_shard(positions: tf.Tensor, sizes: list[int]) -> tuple[list[tf.Tensor], 
     if len(sizes) == 1:
         return [], [positions]
     first = [sum(sizes[:shard]) for shard in range(len(sizes))]
-    if len(sizes) <= _FEW_SHARDS:  # comparing is much faster than dividing
+    if len(sizes) <= _FEW_SHARDS:
         which = tf.add_n([tf.cast(positions >= start, tf.int32) for start in first[1:]])
     else:
         which = tf.searchsorted(tf.constant(first), positions, side="right") - 1

@@ -21,7 +21,7 @@ import tensorflow as tf
 import tf_keras
 
 from psrun.layers.collection import TableOffsets, table_offsets
-from psrun.layers.lookup import are_distinct, check
+from psrun.layers.lookup import are_distinct, assertion
 from psrun.tf_internals import keras as internals
 from psrun.tf_internals.keras import SlotOptimizer, unscaled
 from psrun.tf_internals.names import split_name
@@ -166,7 +166,7 @@ def _check_finite(summed: tf.Tensor, rows: tf.Tensor, label: str, held: TableOff
     first = tf.gather(rows, tf.where(~tf.math.is_finite(by_row))[:1, 0])
     table = tf.searchsorted(tf.constant(held.offsets, tf.int32), tf.cast(first, tf.int32), side="right") - 1
     names = tf.gather(tf.constant(held.names), table)
-    return check(tf.math.is_finite(tf.reduce_sum(by_row)), f"{NOT_FINITE} table", names)
+    return assertion(tf.math.is_finite(tf.reduce_sum(by_row)), f"{NOT_FINITE} table", names)
 
 
 def row_update(variables: Sequence[tf.Variable], formula: Formula, *, label: str, locking: bool) -> Callable[..., None]:

@@ -20,7 +20,7 @@ from psrun.tf_internals.keras import ModelWithOwnChildren
 
 
 class AdaptedModel(ModelWithOwnChildren):
-    """A model of another library: its weights are those of that model, and its call is a call of that model.
+    """A model of another library: it has the weights of that model, and its call is a call of that model.
 
     tf-keras compiles it, does its training step, and keeps its checkpoints.
     """

@@ -4,8 +4,8 @@ Models get lists as RaggedTensors. The data source declares what is right: label
 features by type, shape and NaN.
 
 Arrays in memory are checked as a whole before the training (`check_arrays`), and a source may check
-its examples itself (`DataSource.is_checked`). Other batches, and those of evaluations, are checked
-in the input pipeline, where no step waits for it. A wrong value raises InvalidArgumentError with a
+its examples itself (`DataSource.is_checked`). Other batches, and batches of evaluations, are
+checked in the input pipeline, where no step waits for it. A wrong value raises InvalidArgumentError with a
 text that `wrong_data_in` finds.
 """
 
@@ -26,7 +26,7 @@ from psrun.data.lists import COMBINERS, length_name
 from psrun.data.source import ArraySource, DataSource, Feature, task_of, trains_by_number
 from psrun.errors import ConfigError, DataError, Problem
 from psrun.layers import lookup
-from psrun.layers.lookup import check
+from psrun.layers.lookup import assertion
 from psrun.models.model import Model, is_ragged
 from psrun.program.adapters import AdaptedModel
 from psrun.tf_internals import keras
@@ -36,6 +36,8 @@ _MARK = "unexpected data: "
 _FOUND = re.compile(rf"assertion failed: \[{_MARK}(.*?)\]((?: \[[^\]]*\])*)")
 _SCANNED_ROWS = 8192  # that are looked at together
 _FRACTIONS = "; for labels between 0 and 1, set model.loss and model.metrics"
+# Takes values, returns whether each is right.
+_Check = Callable[[tf.Tensor], tf.Tensor]
 
 
 def any_number(examples: Any) -> tf.TypeSpec:
@@ -93,12 +95,14 @@ def _check_list_inputs(network: tf_keras.Model, features: Any) -> None:
     if not isinstance(features, Mapping):
         flat = tf.nest.flatten(features)
         features = dict(zip(inputs, flat)) if len(flat) == len(inputs) else {}
-    for name in (each for each in inputs if each in features):
-        takes_lists = inputs[name]
-        if isinstance(features[name], tf.RaggedTensorSpec) and not takes_lists:
+    for name, takes_lists in inputs.items():
+        if name not in features:
+            continue
+        is_list = isinstance(features[name], tf.RaggedTensorSpec)
+        if is_list and not takes_lists:
             message = f"its input {name} takes one value per example, but the data has lists (RaggedTensor)"
             problems.append(Problem("model", f"{message}; use tf_keras.Input((None,), ragged=True), or remove {name}"))
-        elif takes_lists and not isinstance(features[name], tf.RaggedTensorSpec):
+        elif takes_lists and not is_list:
             message = f"its input {name} takes lists (RaggedTensor), but the data has {features[name].shape}"
             problems.append(Problem("model", f"{message}; declare the feature with max_values"))
     if problems:
@@ -206,10 +210,6 @@ def _wrong_list_options(name: str, feature: Feature, features: Mapping[str, Feat
             yield "has weights and the combiner 'max', which has no weights; remove one of them"
 
 
-# Of values, whether each is right.
-_Check = Callable[[tf.Tensor], tf.Tensor]
-
-
 def wrong_data_in(error: str) -> str | None:
     """What is wrong with the data, in the text of TensorFlow's error; None for other errors."""
     found = _FOUND.search(error)
@@ -307,7 +307,7 @@ def _wrong_spec(feature: Feature, spec: tf.TensorSpec) -> str | None:
         return f"is {given} in the batches, but declared as {declared.name}: convert it, or declare tf.{given}"
     shape = tf.TensorShape([None, *feature.shape])
     if not spec.shape.is_compatible_with(shape):
-        return f"has the shape {_shown(spec.shape)} in the batches, but is declared as {_shown(shape)}"
+        return f"has the shape {shown_shape(spec.shape)} in the batches, but is declared as {shown_shape(shape)}"
     return None
 
 
@@ -320,7 +320,8 @@ def _holds(declared: tf.DType, given: tf.DType) -> bool:
     return bool(np.can_cast(given.as_numpy_dtype, declared.as_numpy_dtype, "same_kind"))
 
 
-def _shown(shape: tf.TensorShape) -> str:
+def shown_shape(shape: tf.TensorShape) -> str:
+    """The shape of a batch as in messages: '(batch, 3, ?)'."""
     if shape.rank == 0:
         return "()"
     sizes = ["batch"]
@@ -366,7 +367,7 @@ class _Requirement:
     found: Callable[[], tuple[tf.Tensor, ...]]
 
     def refused(self) -> tf.Tensor:
-        with tf.control_dependencies(check(tf.constant(False), self.text, *self.found())):
+        with tf.control_dependencies(assertion(tf.constant(False), self.text, *self.found())):
             return tf.constant(False)
 
 
@@ -376,7 +377,7 @@ class BatchChecks:
     Args:
       model: decides which labels are right besides the task: its loss may ignore a class, and loss and metrics of its
         own may take fractions as labels.
-      has_labels: whether labels are checked: neither those of rows that are only predicted, nor words.
+      has_labels: whether labels are checked: not for rows that are only predicted, and not if they are words.
     """
 
     def __init__(self, source: DataSource, model: Model, *, has_labels: bool) -> None:
@@ -433,7 +434,7 @@ class BatchChecks:
         declared = [-1 if size is None else size for size in feature.shape]
         shape = tf.shape(value)[1:]
         is_right = tf.reduce_all((shape == declared) | tf.equal(declared, -1))
-        shown = _shown(tf.TensorShape([None, *feature.shape]))
+        shown = shown_shape(tf.TensorShape([None, *feature.shape]))
         text = f"a batch has the feature {name} with the shape (batch, {{0}}), but it is declared as {shown}"
 
         def found() -> tuple[tf.Tensor, ...]:
@@ -526,7 +527,7 @@ class BatchChecks:
         return is_class, f"an integer from 0 to {count - 1} (task=multiclass, num_classes={count})"
 
     def _task(self, output: str) -> str | None:
-        """The task of a label. The source's is that of each of several labels only with the usual loss of the task."""
+        """The task of a label. The source's task holds for several labels only with the usual loss of the task."""
         if not output:
             return task_of(self._source)
         own = getattr(self._source, "label_tasks", {}).get(output)
@@ -539,7 +540,7 @@ class BatchChecks:
 
         Args:
           text: with {0} for the first wrong value and {1} for its place.
-          rows: the row of each value; None: the first axis is that of rows.
+          rows: the row of each value; None: the first axis has the rows.
         """
         are_right = is_right(values)
 

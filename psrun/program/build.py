@@ -29,8 +29,8 @@ from psrun.parts import GatheredMetric
 from psrun.program import adapters, batch_checks, compiled_model, embeddings, make_optimizer, objective, whole_variables
 from psrun.program.adapters import AdaptedModel
 from psrun.program.batch_checks import zeros
+from psrun.program.batches import ProgramData, num_eval_shards, program_data
 from psrun.program.compiled_model import Program, metric_variables, own_train_step
-from psrun.program.datasets import ProgramData, num_eval_shards, program_data
 from psrun.program.objective import ExamplesSeen
 from psrun.program.whole_variables import naming_cut_weights
 from psrun.results.events import Reporter
@@ -146,7 +146,7 @@ def _of_keras(layer: tf_keras.layers.Layer, features: Collection[str]) -> bool:
 
 
 def start_afresh(seed: int) -> None:
-    """Resets names and random numbers to those of a new process. Call before `build`."""
+    """Resets names and random numbers to the state of a new process. Call before `build`."""
     tf_keras.backend.clear_session()
     tf_keras.utils.set_random_seed(seed)
 

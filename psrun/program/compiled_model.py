@@ -23,11 +23,11 @@ from psrun.models.model import Model
 from psrun.parts import GatheredMetric, Gathering, name_of_output_metric
 from psrun.program import embeddings, objective
 from psrun.program.batch_checks import spec_of, zeros
-from psrun.program.datasets import ProgramData
+from psrun.program.batches import ProgramData
 from psrun.program.objective import ExamplesSeen
 from psrun.tf_internals import keras
+from psrun.tf_internals.coordinator import being_scheduled
 from psrun.tf_internals.names import replace
-from psrun.tf_internals.strategies import being_scheduled
 from psrun.tf_internals.tracing import converted, unconverted
 
 # A model that overrides one of these decides what a step returns.
@@ -64,7 +64,7 @@ class OwnTrainStep:
     """The own `train_step` of a network, which records which values it returns.
 
     A value that is the result of one of the network's metrics is read from the metric at the end of an epoch, which
-    includes the steps of all workers. Other values are those of the last step.
+    includes the steps of all workers. Other values are the last step's.
 
     Args:
       function: the network's step, in Python.
@@ -326,7 +326,7 @@ def decide_lookups(program: Program) -> list[embeddings.Deduplication]:
     if program.distribution.coordinator is None or not undecided:
         return []
     if keras.clips_gradients(program.optimizer):
-        return []  # as Keras, which clips the gradients of all look-ups and then sums those of a row
+        return []  # as Keras, which clips the gradients of all look-ups before it sums the gradients of a row
     return embeddings.decide_deduplication(program.network, next(iter(program.data.first_batches))[0])
 
 

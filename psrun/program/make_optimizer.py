@@ -22,7 +22,7 @@ from psrun.errors import ConfigError, Problem
 from psrun.program import embeddings, whole_variables
 from psrun.tf_internals import keras
 
-# The second step differs from that of the same optimizer without a function: a test compares them.
+# Without a function the same optimizer takes another second step: a test compares them.
 _COUNTS_TRACES = (
     "of tf-keras counts steps in Python when a step is traced, so that its numbers depend on how often that is and on "
     "the number of variables; use Adam"

@@ -1,4 +1,4 @@
-"""The loss and metrics of a model: its own, the configured ones or those of the task.
+"""The loss and metrics of a model: its own, the configured ones or the usual ones of the task.
 
 They are over probabilities or logits. The outputs of a model must match the labels: Keras' losses
 and metrics broadcast. Two columns of predictions and one of labels train without an error, as do
@@ -26,6 +26,7 @@ from psrun.errors import ConfigError, Problem
 from psrun.models.model import Model
 from psrun.parts import GatheredMetric
 from psrun.program.adapters import AdaptedModel
+from psrun.program.batch_checks import shown_shape
 from psrun.tf_internals import keras
 
 _BINARY_ACCURACY = ("accuracy", "acc", "binary_accuracy", "binaryaccuracy")
@@ -311,8 +312,12 @@ def _loss_logits(model: Model) -> bool | None:
     """Whether the model's loss takes logits; None if it has no such option, or there are several losses."""
     if isinstance(model.loss, tf_keras.losses.Loss):
         return model.loss.get_config().get("from_logits")
-    option = inspect.signature(model.loss).parameters.get("from_logits") if callable(model.loss) else None
-    return None if option is None or option.default is inspect.Parameter.empty else bool(option.default)
+    if not callable(model.loss):
+        return None
+    option = inspect.signature(model.loss).parameters.get("from_logits")
+    if option is None or option.default is inspect.Parameter.empty:
+        return None
+    return bool(option.default)
 
 
 def _last_activation(network: tf_keras.Model) -> str | None:
@@ -362,12 +367,10 @@ def _configured_metrics(node: Any, from_logits: bool, binary_logits: bool) -> An
         metric = own or _one(item, key, tf_keras.metrics.get)
         if from_logits and own is None:
             metric = _of_logits(metric)
+        if isinstance(metric, tf_keras.metrics.Metric | GatheredMetric):
+            return metric
         # Keras reports a function by the name under which it was requested.
-        return (
-            metric
-            if isinstance(metric, tf_keras.metrics.Metric | GatheredMetric)
-            else _named_as(functools.partial(metric), item)
-        )
+        return _named_as(functools.partial(metric), item)
 
     def several(items: Any, key: str) -> list[Any]:
         if not isinstance(items, list):
@@ -394,7 +397,9 @@ def _of_logits(function: Any) -> Any:
     """A loss or metric, or one like it that takes logits, where it has that option."""
     if hasattr(function, "get_config"):
         config = function.get_config()
-        return type(function).from_config({**config, "from_logits": True}) if "from_logits" in config else function
+        if "from_logits" not in config:
+            return function
+        return type(function).from_config({**config, "from_logits": True})
     if "from_logits" in inspect.signature(function).parameters:
         return _named_as(functools.partial(function, from_logits=True), function.__name__)
     return function
@@ -432,16 +437,19 @@ def check_widths(prediction: Any, label: Any, model: Model, source: DataSource) 
     else:
         fits = _fit(_essential(predicted), _essential(expected))
         width = expected[-1] if expected.rank > 1 else 1
-        why = f"labels have shape {_shown(expected)} (task={task})"
+        why = f"labels have shape {shown_shape(expected)} (task={task})"
     if not fits:
         remedy = f"end the model with Dense({width})"
         if width is None:
             remedy = "give the dataset the shape of its labels, such as tf.TensorSpec((None, 1), tf.float32)"
-        raise ConfigError([Problem("model", f"returns predictions of shape {_shown(predicted)}, but {why}: {remedy}")])
+        raise ConfigError(
+            [Problem("model", f"returns predictions of shape {shown_shape(predicted)}, but {why}: {remedy}")]
+        )
     # Keras adds or removes one last axis of size 1, and would pair each label with each prediction for more. psrun's
     # metrics add one to labels (batch,) only.
     if abs(predicted.rank - expected.rank) > 1 or expected.rank > max(predicted.rank, 2):
-        shapes = f"predictions of shape {_shown(predicted)}, but labels have shape {_shown(expected)} (task={task})"
+        labels_text = f"labels have shape {shown_shape(expected)} (task={task})"
+        shapes = f"predictions of shape {shown_shape(predicted)}, but {labels_text}"
         raise ConfigError([Problem("model", f"returns {shapes}: give both as many axes")])
 
 
@@ -455,10 +463,6 @@ def _essential(shape: tf.TensorShape) -> list[int | None]:
 
 def _fit(predicted: list[int | None], expected: list[int | None]) -> bool:
     return len(predicted) == len(expected) and all(a == b or None in (a, b) for a, b in zip(predicted, expected))
-
-
-def _shown(shape: tf.TensorShape) -> str:
-    return f"({', '.join(['batch', *('?' if size is None else str(size) for size in shape[1:])])})"
 
 
 class ExamplesSeen(tf_keras.metrics.Metric):

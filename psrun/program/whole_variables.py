@@ -64,7 +64,7 @@ def check_separable(run: RunConfig, network: tf_keras.Model, placed: Iterable[Pl
     """Checks constraints and regularizers of variables that are cut into shards; calls them with random values.
 
     Raises:
-      ConfigError: one needs all rows of a variable: its result is not that of the shards.
+      ConfigError: one needs all rows of a variable: its result differs from the result of the shards.
     """
     shapes = shapes_of_shards(placed)
     problems = []
@@ -112,7 +112,7 @@ def _misused(network: tf_keras.Model, shapes: dict[str, Shapes]) -> Iterator[str
 
 
 def _separable(function: Callable[[Any], Any], shapes: Shapes, joined: Callable[[list[Any]], Any]) -> bool:
-    """Whether a function of the whole variable is that of its shards, joined."""
+    """Whether a function of the whole variable equals the joined results of its shards."""
     most = max(1, _MAX_VALUES // (len(shapes) * int(np.prod(shapes[0][1:]))))
     random = np.random.default_rng(0)
     for scale in _SCALES:
@@ -133,14 +133,14 @@ def _name(function: Any) -> str:
 
 
 def name_of_whole(variable: Any) -> str:
-    """The name that the variable of a shard would have as one; that of any other variable."""
+    """The name that the variable of a shard would have as one; for any other variable, its name."""
     name, _ = split_name(variable.name)
     return f"{name}:0"
 
 
 def clipped(gradients: Sequence[Any], variables: Sequence[Any], clipnorm: float) -> list[Any]:
-    """Gradients clipped as by Keras, one by one, but those of the shards of a variable together, and those of the
-    tables of a stack one by one.
+    """Gradients clipped as by Keras, one by one; the shards of a variable are clipped together, the tables of a stack
+    one by one.
 
     Args:
       variables: of the gradients; their names tell shards.

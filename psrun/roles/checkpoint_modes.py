@@ -32,8 +32,8 @@ from psrun.data.source import DataSource, Remarks, evaluation_batches, reads_sha
 from psrun.errors import ConfigError, DataError, Problem, PsrunError, RunFolderError
 from psrun.program import batch_checks, embeddings, objective
 from psrun.program.batch_checks import BatchChecks, Place, check_spec, data_errors, evaluated
+from psrun.program.batches import eval_batch_size, num_eval_batches
 from psrun.program.compiled_model import Program
-from psrun.program.datasets import eval_batch_size, num_eval_batches
 from psrun.results.console import warner
 from psrun.results.events import Reporter
 from psrun.results.run_folder import RunFolder, is_over

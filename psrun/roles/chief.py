@@ -21,7 +21,7 @@ from typing import Any, Self
 import psutil
 
 from psrun.checkpoint import trained_model
-from psrun.checkpoint.checkpoints import Checkpoints
+from psrun.checkpoint.checkpoints import checkpoints_of
 from psrun.checkpoint.storage import Position, Store
 from psrun.cluster import strategy
 from psrun.cluster.probe import PortReservation, ServerStatus, statuses
@@ -45,7 +45,7 @@ from psrun.results.run_folder import PAUSED, RunFolder, flat, write_config
 from psrun.results.task_files import Heartbeat, HeartbeatWriter, Sampler, Usage
 from psrun.results.tracking import tracker_sinks
 from psrun.roles.table import TaskContext
-from psrun.tf_internals.strategies import incarnation
+from psrun.tf_internals.servers import incarnation
 from psrun.training import actions, checkpointing, custom_loop, evaluators, failures, fit, own_loop
 from psrun.training.actions import ProfileWindow
 from psrun.training.checkpointing import CheckpointSchedule
@@ -246,7 +246,7 @@ def _schedule(program: Program, folder: RunFolder, reporter: Reporter) -> Checkp
         return None
     if folder.root is not folder:  # a replica, whose files are not used: as few as possible
         keys = replace(keys, max_to_keep=1, best_metric=None)
-    checkpoints = Checkpoints(program, Store(folder.checkpoints), keys, reporter.warn)
+    checkpoints = checkpoints_of(program, Store(folder.checkpoints), keys, reporter.warn)
     return CheckpointSchedule(checkpoints, keys, reporter, folder)
 
 

@@ -28,7 +28,7 @@ from psrun.tf_internals.names import require
 # should take a `tf.train.CheckpointManager`, which also decides which checkpoints are kept.
 point_to = checkpoint_management.update_checkpoint_state_internal
 
-_VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
+VALUE_SUFFIX = f"/.ATTRIBUTES/{VARIABLE_VALUE_KEY}"  # of the key of a value in a checkpoint
 _SHARDED = "ShardedVariable"
 _GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 
@@ -46,7 +46,9 @@ def values_in_checkpoint(reader: Any) -> dict[str, str]:
     tensors = [tensor for node in graph.nodes for tensor in node.attributes]
     names = {each.checkpoint_key: each.full_name for each in tensors if each.full_name not in ("", _SHARDED)}
     return {
-        key: names.get(key, key.removesuffix(_VALUE)) for key in reader.get_variable_to_shape_map() if key != _GRAPH
+        key: names.get(key, key.removesuffix(VALUE_SUFFIX))
+        for key in reader.get_variable_to_shape_map()
+        if key != _GRAPH
     }
 
 
@@ -58,7 +60,7 @@ def iterations_in_checkpoint(reader: Any) -> int | None:
     """
     shapes = reader.get_variable_to_shape_map()
     for name in ("optimizer/_iterations", "optimizer/iter", "model/optimizer/_iterations", "model/optimizer/iter"):
-        key = f"{name}{_VALUE}"
+        key = f"{name}{VALUE_SUFFIX}"
         if key in shapes:
             return int(reader.get_tensor(key))
     return None
@@ -194,7 +196,7 @@ class NamedCheckpoint:
 
 
 def restore(path: str, keys: Mapping[str, Any]) -> None:
-    """Gives objects that hold values those of a checkpoint.
+    """Gives objects that hold values the values of a checkpoint.
 
     Args:
       path: the checkpoint's prefix.

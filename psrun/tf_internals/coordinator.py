@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +17,7 @@ from tensorflow.python.distribute.coordinator.cluster_coordinator import (
     WorkerPreemptionHandler,
     _CoordinatedClosureQueue,
 )
+from tensorflow.python.distribute.parameter_server_strategy_v2 import ParameterServerStrategyV2Extended
 
 from psrun.tf_internals.names import replace, require
 
@@ -71,11 +73,12 @@ class ClosureQueue(_CoordinatedClosureQueue):
         cluster = coordinator._cluster
         queue = cluster.closure_queue
         if not isinstance(queue, cls):
-            cls._watch(queue, cluster.workers)  # before: the threads of workers may call the new methods at once
+            cls._begin(queue, cluster.workers)  # before: the threads of workers may call the new methods at once
             replace(queue, "__class__", lambda _: cls)
         return queue
 
-    def _watch(self, workers: Sequence[Any]) -> None:
+    def _begin(self, workers: Sequence[Any]) -> None:
+        """What a constructor would do: TensorFlow has made the queue."""
         require(self, "put", "get", "put_back", "clear_tag_unlocked", "_queue_lock", "_closures_queued_condition",
                 "_queue_free_slot_condition", "_queue", "_tagged_queue", "_should_process_closures",
                 "_stop_waiting_condition", "_error", "_cancellation_mgr")  # fmt: skip
@@ -284,13 +287,17 @@ class FailureHandler(WorkerPreemptionHandler):
         handler = coordinator._cluster.failure_handler
         if type(handler) is not WorkerPreemptionHandler:
             raise RuntimeError(f"TensorFlow {tf.__version__} handles lost workers by {type(handler).__name__}")
-        require(handler, "_server_def", "_cluster_update_lock", "_worker_up_cond", "_cluster_due_for_update_or_finish",
-                "_should_preemption_thread_run", "_error_from_recovery", "wait_on_failure")  # fmt: skip
-        handler._answers = answers
-        handler._lost = set()
-        handler._left_out = set()  # of the definition that was used last
+        cls._begin(handler, answers)
         replace(handler, "__class__", lambda _: cls)
         return handler
+
+    def _begin(self, answers: Callable[[str], bool]) -> None:
+        """What a constructor would do: TensorFlow has made the handler."""
+        require(self, "_server_def", "_cluster_update_lock", "_worker_up_cond", "_cluster_due_for_update_or_finish",
+                "_should_preemption_thread_run", "_error_from_recovery", "wait_on_failure")  # fmt: skip
+        self._answers = answers
+        self._lost: set[int] = set()
+        self._left_out: set[int] = set()  # of the definition that was used last
 
     def wait_on_failure(
         self,
@@ -368,3 +375,42 @@ class FailureHandler(WorkerPreemptionHandler):
     @staticmethod
     def _jobs(definition: Any) -> Iterator[Any]:
         return (job for job in definition.cluster.job if job.name == "worker")
+
+
+@contextlib.contextmanager
+def being_scheduled(strategy: tf.distribute.Strategy) -> Iterator[None]:
+    """Lets `strategy.run` know that what is traced here runs on workers, as `ClusterCoordinator.schedule` does.
+
+    psrun traces a step before it schedules it. Otherwise the strategy warns of work on the coordinator (TensorFlow
+    2.21). Other strategies do not read the attribute.
+    """
+    extended = strategy.extended
+    if not isinstance(extended, ParameterServerStrategyV2Extended):
+        yield
+        return
+    before = extended._being_scheduled
+    extended._being_scheduled = True
+    try:
+        yield
+    finally:
+        extended._being_scheduled = before
+
+
+def per_worker_iterator(
+    coordinator: tf.distribute.coordinator.ClusterCoordinator, make_dataset: Callable[[], tf.data.Dataset]
+) -> Any:
+    """Creates a dataset on each worker, and returns an iterator of all of them, for functions that are scheduled.
+
+    TensorFlow recommends a distributed dataset to workers with GPUs, which splits batches among their replicas. psrun
+    splits them within the step, so that the recommendation is not logged.
+    """
+    logger = tf.get_logger()
+    logger.addFilter(_recommends_no_other_dataset)
+    try:
+        return iter(coordinator.create_per_worker_dataset(make_dataset))
+    finally:
+        logger.removeFilter(_recommends_no_other_dataset)
+
+
+def _recommends_no_other_dataset(record: logging.LogRecord) -> bool:
+    return "GPUs are allocated per worker. Please use DistributedDataset" not in record.getMessage()

@@ -27,7 +27,7 @@ FTRL_LINEARS = "_linears"
 
 # The method that updates the variables, once gradients are added up and clipped: the public `apply_gradients` does both
 # (tf-keras 2.21).
-UPDATE = "_internal_apply_gradients"
+UPDATE_METHOD = "_internal_apply_gradients"
 
 
 class SlotOptimizer(tf_keras.optimizers.Optimizer):
@@ -164,7 +164,7 @@ def counters_of_optimizer(optimizer: Any) -> list[tf.Variable]:
 
 
 def aggregates_as_keras(optimizer: Any) -> bool:
-    """Whether the optimizer adds up the gradients of replicas as those of tf-keras do."""
+    """Whether the optimizer adds up the gradients of replicas, as tf-keras' optimizers do."""
     own = getattr(type(optimizer), "aggregate_gradients", None)
     return own is tf_keras.optimizers.Optimizer.aggregate_gradients
 

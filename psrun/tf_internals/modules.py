@@ -44,6 +44,7 @@ _LOADING = threading.RLock()
 _LOADER = "tensorflow.python.autograph.pyct.loader"
 _FOLDER_PREFIX = "psrun-autograph-"  # of a folder that is locked as long as its process lives
 _NEW_FOLDER_PREFIX = "psrun-new-"  # of a folder that is not locked yet
+_folders: dict[int, Path] = {}  # by process id: a forked process makes its own
 
 
 def remove_generated_files() -> None:
@@ -162,9 +163,6 @@ def _missing(name: str) -> NoReturn:
     raise AttributeError(f"tensorflow.{name}: this process only serves, and does not import TensorFlow's public API")
 
 
-_folders: dict[int, Path] = {}  # by process id: a forked process makes its own
-
-
 def keep_generated_files_together() -> None:
     """Lets AutoGraph write to the folder of this process from now on, if it is imported."""
     loader = sys.modules.get(_LOADER)
@@ -177,7 +175,7 @@ def _temporary_file(**options: Any) -> Any:
 
 
 def _own_folder() -> Path:
-    """The folder of this process. The first call removes those of processes that were killed."""
+    """The folder of this process. The first call removes the folders of processes that were killed."""
     folder = _folders.get(os.getpid())
     if folder is None:
         remove_abandoned_folders()

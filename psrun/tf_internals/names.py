@@ -79,7 +79,7 @@ def replace(owner: Any, name: str, around: Callable[[Any], Any]) -> None:
 
 @contextlib.contextmanager
 def replaced(owner: Any, name: str, around: Callable[[Any], Any]) -> Iterator[None]:
-    """Replaces an attribute in this context; the arguments are those of `replace`."""
+    """Replaces an attribute in this context; it takes the arguments of `replace`."""
     own = dict(vars(owner))
     replace(owner, name, around)
     try:

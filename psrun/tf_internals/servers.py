@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import grpc
+from tensorflow.core.example import feature_pb2
+from tensorflow.core.framework import device_attributes_pb2
 from tensorflow.core.protobuf import config_pb2
 from tensorflow.python import tf2
 from tensorflow.python.framework import errors
@@ -33,3 +36,23 @@ def start(
         intra_op_parallelism_threads=num_intra_op_threads,
     )
     return server_lib.Server({name: dict(tasks) for name, tasks in addresses.items()}, job, index, "grpc", config)
+
+
+def incarnation(channel: grpc.Channel, timeout_s: float) -> int | None:
+    """The random number that a server took when it started; None where it is too busy to answer within `timeout_s`.
+
+    With it TensorFlow itself finds that a server was started again. No public function asks a single server for it, and
+    the messages of `WorkerService` are not in the wheel: as bytes, the devices are field 1 of the answer (TensorFlow
+    2.21).
+
+    Raises:
+      RuntimeError: the server has no such method.
+    """
+    try:
+        answer = channel.unary_unary("/tensorflow.WorkerService/GetStatus")(b"", timeout=timeout_s)
+    except grpc.RpcError as error:
+        if error.code() == grpc.StatusCode.UNIMPLEMENTED:
+            raise RuntimeError("TensorFlow's servers have no WorkerService.GetStatus any more") from error
+        return None
+    devices = feature_pb2.BytesList.FromString(answer).value
+    return device_attributes_pb2.DeviceAttributes.FromString(devices[0]).incarnation

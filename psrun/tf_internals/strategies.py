@@ -1,28 +1,24 @@
-"""TensorFlow's strategies: how they create, wrap and place variables, their replicas, servers and datasets."""
+"""TensorFlow's strategies: how they create, wrap and place variables, their replicas and datasets."""
 
 from __future__ import annotations
 
 import abc
 import contextlib
 import functools
-import logging
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-import grpc
 import tensorflow as tf
-from tensorflow.core.framework import device_attributes_pb2
 from tensorflow.python.data.experimental.ops import distribute
 from tensorflow.python.distribute.parameter_server_strategy_v2 import ParameterServerStrategyV2Extended
 from tensorflow.python.distribute.ps_values import AggregatingVariable, CachingVariable, DistributedTable
 from tensorflow.python.eager import context
 from tensorflow.python.ops import lookup_ops, resource_variable_ops
-from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGraph
 from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
 
 from psrun.tf_internals.names import replace, replaced, require
-from psrun.tf_internals.tracing import FuncGraph
+from psrun.tf_internals.tracing import FuncGraph, in_outermost_graph
 
 _ASSIGNMENTS = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 
@@ -156,45 +152,6 @@ def disable_thread_spinning() -> None:
     replace(context.context(), "_config", lambda _: tf.compat.v1.ConfigProto(experimental=calm))
 
 
-@contextlib.contextmanager
-def being_scheduled(strategy: tf.distribute.Strategy) -> Iterator[None]:
-    """Lets `strategy.run` know that what is traced here runs on workers, as `ClusterCoordinator.schedule` does.
-
-    psrun traces a step before it schedules it. Otherwise the strategy warns of work on the coordinator (TensorFlow
-    2.21). Other strategies do not read the attribute.
-    """
-    extended = strategy.extended
-    if not isinstance(extended, ParameterServerStrategyV2Extended):
-        yield
-        return
-    before = extended._being_scheduled
-    extended._being_scheduled = True
-    try:
-        yield
-    finally:
-        extended._being_scheduled = before
-
-
-def per_worker_iterator(
-    coordinator: tf.distribute.coordinator.ClusterCoordinator, make_dataset: Callable[[], tf.data.Dataset]
-) -> Any:
-    """Creates a dataset on each worker, and returns an iterator of all of them, for functions that are scheduled.
-
-    TensorFlow recommends a distributed dataset to workers with GPUs, which splits batches among their replicas. psrun
-    splits them within the step, so that the recommendation is not logged.
-    """
-    logger = tf.get_logger()
-    logger.addFilter(_recommends_no_other_dataset)
-    try:
-        return iter(coordinator.create_per_worker_dataset(make_dataset))
-    finally:
-        logger.removeFilter(_recommends_no_other_dataset)
-
-
-def _recommends_no_other_dataset(record: logging.LogRecord) -> bool:
-    return "GPUs are allocated per worker. Please use DistributedDataset" not in record.getMessage()
-
-
 def name_tables_uniquely() -> None:
     """Gives lookup tables names that no other process gives.
 
@@ -207,7 +164,7 @@ def name_tables_uniquely() -> None:
 
 
 def let_branches_look_up() -> None:
-    """Lets the branches of a step look up in tables, as those of `Model.fit` with several steps per execution do.
+    """Lets the branches of a step look up in tables. `Model.fit` has such branches with several steps per execution.
 
     A step gets the handle of its worker's copy of a table when it is called, through a placeholder. TensorFlow makes it
     in the graph of the branch, which nobody calls with a value (TensorFlow 2.21).
@@ -219,11 +176,7 @@ def let_branches_look_up() -> None:
     def of_the_function(self: Any) -> Any:
         if tf.executing_eagerly():
             return handle.fget(self)
-        graph = tf.compat.v1.get_default_graph()
-        while isinstance(graph, ControlFlowFuncGraph):
-            graph = graph.outer_graph
-        with graph.as_default():
-            return handle.fget(self)
+        return in_outermost_graph(functools.partial(handle.fget, self))
 
     of_the_function.of_psrun = True  # type: ignore[attr-defined]
     replace(DistributedTable, "resource_handle", lambda _: property(of_the_function))
@@ -323,26 +276,6 @@ def iterator_spec(iterator: Any) -> Any:
     `tf.type_spec_from_value` knows no values of workers (TensorFlow 2.21).
     """
     return iterator._values[0]._type_spec
-
-
-def incarnation(channel: grpc.Channel, timeout_s: float) -> int | None:
-    """The random number that a server took when it started; None where it is too busy to answer within `timeout_s`.
-
-    With it TensorFlow itself finds that a server was started again. No public function asks a single server for it, and
-    the messages of `WorkerService` are not in the wheel: as bytes, the devices are field 1 of the answer (TensorFlow
-    2.21).
-
-    Raises:
-      RuntimeError: the server has no such method.
-    """
-    try:
-        answer = channel.unary_unary("/tensorflow.WorkerService/GetStatus")(b"", timeout=timeout_s)
-    except grpc.RpcError as error:
-        if error.code() == grpc.StatusCode.UNIMPLEMENTED:
-            raise RuntimeError("TensorFlow's servers have no WorkerService.GetStatus any more") from error
-        return None
-    devices = tf.train.BytesList.FromString(answer).value
-    return device_attributes_pb2.DeviceAttributes.FromString(devices[0]).incarnation
 
 
 def share_files(dataset: tf.data.Dataset, num_workers: int) -> tf.data.Dataset:

@@ -25,12 +25,12 @@ __all__ = [
     "variable_accessed",
 ]
 
-# AutoGraph leaves psrun's functions as they are, as it does with those of TensorFlow and Keras: converting them took a
+# AutoGraph leaves psrun's functions as they are, as it does with TensorFlow's and Keras': converting them took a
 # second before the first step. Only a function given directly to `tf.function` is converted; see `unconverted`
 # (TensorFlow 2.21).
 autograph_config.CONVERSION_RULES = (autograph_config.DoNotConvert("psrun"), *autograph_config.CONVERSION_RULES)
 
-# FuncGraph, ControlFlowFuncGraph: the graph of a traced function, and that of a branch or loop in it. Only their types
+# FuncGraph, ControlFlowFuncGraph: the graph of a traced function, and of a branch or loop in it. Only their types
 # say which of the two the default graph is, and only they have `outer_graph` and `captures`.
 
 # variable_accessed: tells gradient tapes that a variable was read, as each variable does that is read the ordinary way.
@@ -67,7 +67,7 @@ def unconverted(function: Callable[..., Any]) -> Any:
 def converted(function: Callable[..., Any]) -> Callable[..., Any]:
     """A user's function, converted by AutoGraph if it is called in a traced function of psrun.
 
-    Functions that TensorFlow or Keras calls, such as those of `Dataset.map` and of layers, do not need this.
+    Functions that TensorFlow or Keras calls, such as in `Dataset.map` and in layers, do not need this.
     """
     autograph = tf.__internal__.autograph
     return function if tf.executing_eagerly() else autograph.tf_convert(function, autograph.control_status_ctx())

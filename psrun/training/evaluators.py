@@ -30,11 +30,12 @@ from psrun.errors import ConfigError, Problem
 from psrun.program import objective
 from psrun.program.adapters import AdaptedModel
 from psrun.program.batch_checks import any_number, spec_of, zeros
+from psrun.program.batches import num_eval_batches
 from psrun.program.compiled_model import Program
-from psrun.program.datasets import num_eval_batches
 from psrun.program.objective import ExamplesSeen
 from psrun.tf_internals import keras
-from psrun.tf_internals.strategies import iterator_spec, per_worker_iterator
+from psrun.tf_internals.coordinator import per_worker_iterator
+from psrun.tf_internals.strategies import iterator_spec
 from psrun.tf_internals.tracing import unconverted
 
 _IN_FLIGHT_PER_WORKER = 2

@@ -32,7 +32,7 @@ from rich.console import Console
 sys.path.insert(0, str(Path(__file__).parent))
 from support import SMALL, run_config
 
-from psrun.checkpoint.checkpoints import Checkpoints
+from psrun.checkpoint.checkpoints import Checkpoints, checkpoints_of
 from psrun.checkpoint.storage import Position, Store
 from psrun.cluster import placement, strategy
 from psrun.config import choices
@@ -106,7 +106,7 @@ class Bench:
     def checkpoints(self, built: Program, store: Store) -> Checkpoints:
         keep = built.config.checkpoint
         assert isinstance(keep, choices.EpochCheckpoints)
-        return Checkpoints(built, store, keep, print)
+        return checkpoints_of(built, store, keep, print)
 
     def store(self, *named: str) -> Store:
         return Store(self.root / "-".join(named).replace(" ", "_"))

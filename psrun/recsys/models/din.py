@@ -10,7 +10,7 @@ import tf_keras
 
 from psrun.data.source import DataSource
 from psrun.layers.collection import MAX_STACKED_TABLE_BYTES
-from psrun.layers.lookup import Table, check
+from psrun.layers.lookup import Table, assertion
 from psrun.models.model import ArgumentError, Model, concatenated, head, hidden, is_ragged, network_inputs, prepared
 from psrun.recsys.models import tables
 
@@ -120,7 +120,7 @@ def _padded(weights: tf.RaggedTensor, mask: Sequence[Any] | None) -> tf.Tensor:
         return weights.to_tensor()
     lengths = tf.reduce_sum(tf.cast(mask[0], weights.row_splits.dtype), 1)
     same = tf.reduce_all(tf.equal(weights.row_lengths(), lengths))
-    with tf.control_dependencies(check(same, "the weights of the history must have the lengths of the history")):
+    with tf.control_dependencies(assertion(same, "the weights of the history must have the lengths of the history")):
         return weights.to_tensor()
 
 

@@ -15,7 +15,7 @@ from outcomes import check_equal
 from support import SAME, run_config
 
 from psrun.checkpoint import commands
-from psrun.checkpoint.checkpoints import LogicalCheckpoint, compare
+from psrun.checkpoint.checkpoints import compare, logical_checkpoint
 from psrun.checkpoint.storage import Contents, Store
 from psrun.cluster import strategy
 from psrun.data import loading
@@ -134,7 +134,7 @@ def test_every_layout_restores_every_other_bit_by_bit(cluster_spec, tmp_path):
         with arranged_for(num_shards), on.scope() if on else contextlib.nullcontext():
             network, optimizer = basket(Basket(), stack=stack), LazyAdam(0.1)
             optimizer.build(network.trainable_variables)
-        checkpoint = LogicalCheckpoint(network, optimizer)
+        checkpoint = logical_checkpoint(network, optimizer)
 
         @tf.function
         def step(network: Any = network, optimizer: Any = optimizer) -> None:

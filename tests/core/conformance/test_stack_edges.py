@@ -12,7 +12,7 @@ import tensorflow as tf
 import tf_keras
 from embeddings import Basket, baskets
 
-from psrun.checkpoint.checkpoints import LogicalCheckpoint
+from psrun.checkpoint.checkpoints import logical_checkpoint
 from psrun.checkpoint.storage import Contents
 from psrun.checkpoint.trained_model import KerasCheckpoints
 from psrun.errors import ConfigError
@@ -114,7 +114,7 @@ def _checkpointed(kind: str, stack: bool, rate: Any, steps: int = 0, **options: 
     optimizer.build(network.trainable_variables)
     for _ in range(steps):
         optimizer.apply_gradients([(tf.ones_like(each), each) for each in network.trainable_variables])
-    return optimizer, LogicalCheckpoint(network, optimizer)
+    return optimizer, logical_checkpoint(network, optimizer)
 
 
 @pytest.mark.parametrize(
@@ -152,10 +152,10 @@ def test_a_checkpoint_without_a_value_of_an_object_does_not_restore(tmp_path, ki
 def test_a_compiled_network_restores_from_a_checkpoint_with_another_optimizer(tmp_path):
     """A network tracks the optimizer that it was compiled with, which its evaluation does not need."""
     networks = [_network("a", "b", stack=stack) for stack in (False, True)]
-    written, path = LogicalCheckpoint(networks[0]), str(tmp_path / "written")
+    written, path = logical_checkpoint(networks[0]), str(tmp_path / "written")
     written.write(tf.constant(path))
     networks[1].compile(optimizer="adam", loss="mse")
-    LogicalCheckpoint(networks[1]).restore(path, Contents.of("", [], written.keys))
+    logical_checkpoint(networks[1]).restore(path, Contents.of("", [], written.keys))
     ids = {name: np.arange(6)[:, np.newaxis] for name in "ab"}
     np.testing.assert_array_equal(networks[0](ids), networks[1](ids))
 

@@ -25,7 +25,17 @@ from tensorflow.python.framework import kernels
 from psrun.cluster import strategy
 from psrun.cluster.probe import ServerStatus, statuses
 from psrun.config import choices
-from psrun.tf_internals import checkpoints, coordinator, keras, messages, modules, profiler, strategies, tracing
+from psrun.tf_internals import (
+    checkpoints,
+    coordinator,
+    keras,
+    messages,
+    modules,
+    profiler,
+    servers,
+    strategies,
+    tracing,
+)
 from psrun.tf_internals.coordinator import ClosureQueue, FailureHandler
 from psrun.tf_internals.names import require
 from psrun.tf_internals.strategies import takes_scattered
@@ -362,7 +372,7 @@ def test_a_coordinator_waits_for_workers_by_the_method_that_is_replaced(cluster_
 def test_the_incarnation_distinguishes_servers(cluster_spec):
     addresses = dict(enumerate(cluster_spec[2].job_tasks("worker")))
     nowhere = f"localhost:{portpicker.pick_unused_port()}"
-    ask = {"timeout_s": 10.0, "incarnation": strategies.incarnation}
+    ask = {"timeout_s": 10.0, "incarnation": servers.incarnation}
     first, again = (statuses({**addresses, "nowhere": nowhere}, **ask) for _ in range(2))
     assert first == again
     assert first["nowhere"] == ServerStatus(answers=False, refused=True)

@@ -35,7 +35,7 @@ from psrun.program import batch_checks
 from psrun.program.batch_checks import BatchChecks, Place, check_spec, evaluated, is_scanned
 
 _CLASS_WEIGHT = "model.class_weight"
-# The shuffles of workers must differ, and so must those of adjacent seeds in a sweep.
+# The shuffles of workers must differ, and so must the shuffles of adjacent seeds in a sweep.
 _SEED_STRIDE = 1_000_003
 _STEP_STRIDE = 7919
 
