@@ -34,7 +34,7 @@ silent = socket.create_server(("127.0.0.1", 0))
 address = "127.0.0.1:%d" % silent.getsockname()[1]
 strategy._CONNECT_WITHIN_S = 1.0
 addresses = {"worker": {0: address}, "ps": {0: address}}
-strategy.inprocess.start = lambda **options: strategy.tf.train.ClusterSpec(addresses)
+strategy.start_in_process = lambda **options: strategy.tf.train.ClusterSpec(addresses)
 def give_up(error):
     print(str(error).replace(address, "ADDRESS"), flush=True)
 run = run_config("cluster=inprocess")

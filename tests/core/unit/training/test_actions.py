@@ -264,7 +264,8 @@ def run() -> Any:
     program: Any = SimpleNamespace(
         config=run_config("cluster=none", "evaluation=none", "trainer.epochs=2", "trainer.steps_per_epoch=5"),
         distribution=SimpleNamespace(coordinator=None, num_workers=1),
-        network=SimpleNamespace(reset_metrics=lambda: None), own_step=None, own_streams=True, iterations=0,
+        network=SimpleNamespace(reset_metrics=lambda: None), own_step=None, iterations=0,
+        data=SimpleNamespace(own_streams=True),
     )  # fmt: skip
     folder: Any = SimpleNamespace(path=Path("run"), root=SimpleNamespace(ends_early=lambda: False, pause_epoch=None))
     stop: Any = SimpleNamespace(requested=threading.Event())

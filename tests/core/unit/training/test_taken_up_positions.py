@@ -18,7 +18,8 @@ pytestmark = pytest.mark.tensorflow
 
 def program(order: Order | None, steps: int) -> Any:
     trainer = SimpleNamespace(num_steps=steps, has_fixed_epochs=True)
-    return SimpleNamespace(order=order, gradients_per_update=1, config=SimpleNamespace(trainer=trainer))
+    data = SimpleNamespace(order=order)
+    return SimpleNamespace(data=data, gradients_per_update=1, config=SimpleNamespace(trainer=trainer))
 
 
 @pytest.mark.parametrize(
