@@ -502,7 +502,7 @@ class _Resumption:
             for name, node in self.written.items():
                 if name in RECORDED and name not in self.replaced:
                     nodes[name] = node
-        held = recorded_config.merged(nodes, nodes, self.folder, self.now)
+        held = recorded_config.as_recorded(nodes, nodes, self.folder, self.now)
         with open_dict(config):
             config.update({name: held[name] for name in RECORDED if name in held})
             if not has_experiment:

@@ -11,7 +11,6 @@ from omegaconf.errors import OmegaConfBaseException
 
 from psrun import parts
 from psrun.config import parse
-from psrun.config.groups import key_of
 from psrun.results.run_folder import CONFIG, HYDRA
 
 # Keys that psrun no longer has. None has an effect on a training at the values that runs recorded.
@@ -25,19 +24,15 @@ _REMOVED = (
 )
 
 
-def as_recorded(composed: Any, unresolved: Any, folder: Path, given: Sequence[str]) -> dict[str, Any]:
-    """The recorded configuration of the run in `folder`, overridden by the arguments `given`.
+def as_recorded(composed: Any, unresolved: Any, folder: Path, now: set[str]) -> dict[str, Any]:
+    """The recorded configuration of the run in `folder`, except for the groups and keys `now` that are given.
 
-    The YAML files may have changed since, and a --config-dir may be missing.
+    The YAML files may have changed since, and the files of a --config-dir may be missing. The batch size may still
+    follow from other keys, until `psrun.config.parse.load` completes it.
 
     Args:
       unresolved: as `composed`, with unresolved references; a value that refers to another key follows that key.
     """
-    return parse.completed(merged(composed, unresolved, folder, {key_of(argument) for argument in given}))
-
-
-def merged(composed: Any, unresolved: Any, folder: Path, now: set[str]) -> dict[str, Any]:
-    """As `as_recorded`, for keys and groups `now` that are given; batch sizes may still follow from others."""
     if not (folder / CONFIG).exists() or "experiment" in now:  # which may choose anything
         return dict(composed)
     recorded = read(folder / CONFIG)

@@ -193,7 +193,8 @@ class SweepRunner:
                 if not jobs.can_resume(each.raw, each.folder) and RunFolder(each.folder).has_run:
                     shutil.rmtree(each.folder)
                 each.folder.mkdir(parents=True, exist_ok=True)
-                write_config(each.folder, raws[each.number])
+                run = runs.get(each.number)
+                write_config(each.folder, raws[each.number] if run is None else run.raw)
         except OSError as error:
             raise cannot_be_written(sweep.path, error) from error
         if not self._shown:
@@ -287,7 +288,7 @@ class SweepRunner:
             not resumes and RunFolder(each.folder).stored().get("status") == "failed"
         ):  # the mistake may be corrected now
             return each.raw
-        recorded = recorded_config.as_recorded(each.raw, each.unresolved, each.folder, [])
+        recorded = recorded_config.as_recorded(each.raw, each.unresolved, each.folder, set())
         return {**recorded, "resume": str(each.folder)} if resumes else recorded
 
     def _checked(self, proposals: Sequence[Proposal], raws: Mapping[int, Mapping[str, Any]]) -> dict[int, RunConfig]:
