@@ -21,6 +21,7 @@ from psrun.program.compiled_model import Program
 from psrun.results.events import Histogram
 from psrun.tf_internals.names import replace
 from psrun.tf_internals.strategies import assigned_by
+from psrun.tf_internals.tracing import operations
 
 _CPU = "/device:CPU:0"
 _TASK = "chief-0"
@@ -87,11 +88,11 @@ class SimulatedDelay:
         ]
         self._updates = tf.Variable(0, dtype=tf.int64, trainable=False)  # since `begin`
         self._counts = tf.Variable(tf.zeros([self._num_versions], tf.int32), trainable=False)
-        self._current: list[tf.Tensor] | None = None  # weights, while the variables have those of before
-        self._read: list[tf.Tensor] = []  # and those
+        self._current: list[tf.Tensor] | None = None  # weights, while the variables have earlier ones
+        self._read: list[tf.Tensor] = []  # the earlier ones
         self._delay: tf.Tensor | None = None  # of the current update
         self._graph: Any = None
-        self._num_before = 0  # of its operations, those before the step of the model
+        self._num_before = 0  # operations before the step of the model
         replace(program.network, "train_step", self.around)
         replace(program.optimizer, "apply_gradients", self.gradients)
 
@@ -107,7 +108,9 @@ class SimulatedDelay:
         """The delays since the last call, as a histogram of a single task."""
         counts = self._counts.numpy()
         self._counts.assign(tf.zeros_like(self._counts))
-        return {_TASK: {int(delay): int(counts[delay]) for delay in counts.nonzero()[0]}} if counts.any() else {}
+        if not counts.any():
+            return {}
+        return {_TASK: {int(delay): int(counts[delay]) for delay in counts.nonzero()[0]}}
 
     def around(self, step: Step) -> Step:
         def late_step(data: Any) -> Any:
@@ -140,7 +143,7 @@ class SimulatedDelay:
         return apply_gradients
 
     def _read_late(self) -> None:
-        """Keeps the weights, and gives the variables those of before."""
+        """Keeps the weights, and gives the variables earlier ones."""
         number = tf.cast(self._optimizer.iterations, tf.int64)
         seed = tf.stack([tf.constant(self._seed, tf.int64), number])
         drawn = tf.random.stateless_uniform([1], seed, dtype=tf.float64)
@@ -159,16 +162,12 @@ class SimulatedDelay:
             self._read.append(read)
             variable.assign(read)
         self._updates.assign_add(1)
-        if not tf.executing_eagerly():
-            self._num_before = len(self._graph.get_operations())
+        self._num_before = len(operations())
         self._counts.scatter_add(tf.IndexedSlices(tf.ones([1], tf.int32), [delay]))
 
     def _check_assignments(self) -> None:
         """Raises ConfigError if a layer assigned weights in the step: they get the present ones back."""
-        if tf.executing_eagerly():
-            return
-        operations = tf.compat.v1.get_default_graph().get_operations()[self._num_before :]
-        for variable in assigned_by(operations, self._variables):
+        for variable in assigned_by(operations(self._num_before), self._variables):
             message = f"'simulated' would undo what a layer assigns to {variable.name.partition(':')[0]} in each step"
             raise ConfigError([Problem("consistency", f"{message}; choose async")])
 

@@ -1,7 +1,8 @@
 """The input of a closure's steps: the worker's own stream, or batches that the closure's arguments
 select.
 
-`InputPosition` is where the input of a run starts or resumes, in this process or on the workers.
+`TrainingInput` is the training data of a run, in this process or on the workers, from the position
+at which it starts or resumes.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import heapq
 import itertools
 import uuid
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -20,9 +21,21 @@ from psrun.closures.stage import Inputs, Take
 from psrun.program.compiled_model import Program
 from psrun.tf_internals.coordinator import per_worker_iterator
 
-_MOST_WAITING = 64  # numbers in the queue of a worker; those of lost closures stay
+_MOST_WAITING = 64  # numbers in the queue of a worker; the numbers of lost closures stay
 # Skipping this many batches of in-memory data takes about 10 s.
 _MAX_SKIPPED_BATCHES = 50_000
+
+
+class NextBatches(NamedTuple):
+    """The numbered batches that a training reads next.
+
+    Attributes:
+      first: the number of the first batch that was never dealt.
+      again: sorted numbers of earlier batches that were not applied; they are read first.
+    """
+
+    first: int
+    again: tuple[int, ...] = ()
 
 
 class Stream:
@@ -90,17 +103,16 @@ class DealtInput(Stream):
     Batches have places: first those that are `again` to read, then those from `first` on.
 
     Args:
-      first: number of the first batch.
-      again: numbers of earlier batches that were not applied.
+      begin: the batches to read; their places begin at 0.
     """
 
     least = 4  # the first batch is only read when the closure begins
     is_dealt = True
 
-    def __init__(self, dataset: Callable[..., tf.data.Dataset], first: int, again: Sequence[int] = ()) -> None:
+    def __init__(self, dataset: Callable[..., tf.data.Dataset], begin: NextBatches) -> None:
         super().__init__(dataset)
-        self._first = first
-        self._again = tuple(again)
+        self._first = begin.first
+        self._again = begin.again
         self._next_place = 0
         self._returned: list[int] = []  # places, a heap
         self._name = f"psrun-{uuid.uuid4().hex}"  # workers outlive a chief and keep its queue
@@ -122,17 +134,17 @@ class DealtInput(Stream):
         for each in inputs:
             heapq.heappush(self._returned, int(each["place"]))
 
-    @property
-    def next_number(self) -> int:
-        """The number of the first batch that was not dealt yet; those of `left` were not applied."""
-        return self._first + max(0, self._next_place - len(self._again))
-
-    @property
-    def left(self) -> list[int]:
-        """The numbers of batches before `next_number` that are to be read again."""
-        first, again = self._first, self._again
-        returned = [again[place] if place < len(again) else first + place - len(again) for place in self._returned]
-        return sorted([*returned, *again[self._next_place :]])
+    def position(self) -> NextBatches:
+        """The batches that were not dealt yet, or not applied."""
+        num_again = len(self._again)
+        again = list(self._again[self._next_place :])
+        for place in self._returned:
+            if place < num_again:
+                again.append(self._again[place])
+            else:
+                again.append(self._first + place - num_again)
+        num_dealt = max(0, self._next_place - num_again)
+        return NextBatches(self._first + num_dealt, tuple(sorted(again)))
 
     def _number(self, place: tf.Tensor) -> tf.Tensor:
         """The number of the batch at a place."""
@@ -164,14 +176,17 @@ class DealtInput(Stream):
         return take
 
     def _numbers(self) -> Callable[[], tf.data.Dataset]:
+        def next_piece(_: tf.Tensor) -> tf.Tensor:
+            (piece,) = tf.raw_ops.QueueDequeueV2(handle=self._queue(), component_types=[tf.int64])
+            return tf.ensure_shape(piece, [2])
+
+        def places_of(piece: tf.Tensor) -> tf.data.Dataset:
+            first, num_steps = piece[0], piece[1]
+            return tf.data.Dataset.range(first, first + num_steps)
+
         def numbers() -> tf.data.Dataset:
-            pieces = tf.data.Dataset.counter().map(
-                lambda _: tf.ensure_shape(
-                    tf.raw_ops.QueueDequeueV2(handle=self._queue(), component_types=[tf.int64])[0], [2]
-                )
-            )
-            places = pieces.flat_map(lambda piece: tf.data.Dataset.range(piece[0], piece[0] + piece[1]))
-            return places.map(self._number)
+            pieces = tf.data.Dataset.counter().map(next_piece)
+            return pieces.flat_map(places_of).map(self._number)
 
         return numbers
 
@@ -183,7 +198,7 @@ class DealtInput(Stream):
             )
 
 
-class InputPosition:
+class TrainingInput:
     """The data of a training that resumes at `start`, after `first_step` applied steps.
 
     Attributes:
@@ -195,26 +210,20 @@ class InputPosition:
         self._start = start
         self._first_step = first_step
         self._dealt: DealtInput | None = None
-        begun = first_step if start.stream is None else start.stream
-        begun = first_step if first_step - begun > _MAX_SKIPPED_BATCHES else begun
-        self.stream = None if program.data.own_streams else begun
+        self.stream = _stream_begin(program, start, first_step)
 
-    def next_batch(self, scheduled: int) -> int:
-        """The number of the next batch, if batches are numbered, after `scheduled` steps of this process."""
-        return self._start.batch + scheduled if self._dealt is None else self._dealt.next_number
-
-    @property
-    def left(self) -> list[int]:
-        """The numbers of earlier batches that were not applied, and that a resumed run reads."""
-        return list(self._start.again) if self._dealt is None else self._dealt.left
+    def position(self, scheduled: int) -> NextBatches:
+        """The next batches, if batches are numbered, after `scheduled` steps of this process."""
+        if self._dealt is not None:
+            return self._dealt.position()
+        return NextBatches(self._start.batch + scheduled, tuple(self._start.again))
 
     def on_workers(self, scheduled: int) -> Stream:
         """The input of the steps on workers, after `scheduled` steps."""
-        if self._program.data.dealt:
-            first = self.next_batch(scheduled)
-            self._dealt = DealtInput(self._program.data.train_dataset, first, self.left)
-            return self._dealt
-        return Stream(self.dataset(scheduled))
+        if not self._program.data.dealt:
+            return Stream(self.dataset(scheduled))
+        self._dealt = DealtInput(self._program.data.train_dataset, self.position(scheduled))
+        return self._dealt
 
     def dataset(self, scheduled: int) -> Callable[..., tf.data.Dataset]:
         """Creates the training data after `scheduled` steps; for this process, or for each worker.
@@ -223,9 +232,18 @@ class InputPosition:
         workers start from the beginning, each time shuffled differently.
         """
         make = self._program.data.train_dataset
-        step = self._first_step + scheduled
         if self._program.config.data.visitation != "every_worker":  # position without skipping
-            return functools.partial(make, num_batches_done=self.next_batch(scheduled))
+            return functools.partial(make, num_batches_done=self.position(scheduled).first)
+        step = self._first_step + scheduled
         if self.stream is None:
             return functools.partial(make, first_step=step)
         return functools.partial(make, first_step=self.stream, num_batches_done=step - self.stream)
+
+
+def _stream_begin(program: Program, start: Position, first_step: int) -> int | None:
+    """The step at which the stream of batches began, or begins anew if skipping to its position takes too long."""
+    if program.data.own_streams:
+        return None
+    if start.stream is None or first_step - start.stream > _MAX_SKIPPED_BATCHES:
+        return first_step
+    return start.stream

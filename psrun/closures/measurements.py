@@ -25,7 +25,7 @@ from psrun.cluster import placement
 from psrun.program.compiled_model import Program
 from psrun.results.events import Histogram
 from psrun.tf_internals.strategies import remote
-from psrun.tf_internals.tracing import FuncGraph, in_outermost_graph
+from psrun.tf_internals.tracing import FuncGraph, in_outermost_graph, operations
 
 LONGEST = 4095  # greater staleness counts as this one
 # Counts travel as numbers of the type of the weights, which are exact below this one in float32.
@@ -107,11 +107,12 @@ class StalenessMeter:
             return {}
         counts = self._counts.numpy().reshape(self._num_workers, LONGEST + 1)
         self._counts.assign(tf.zeros_like(self._counts))
-        return {
-            f"worker-{index}": {int(staleness): int(row[staleness]) for staleness in row.nonzero()[0]}
-            for index, row in enumerate(counts)
-            if row.any()
-        }
+        histograms: dict[str, Histogram] = {}
+        for index, row in enumerate(counts):
+            if row.any():
+                histogram = {int(staleness): int(row[staleness]) for staleness in row.nonzero()[0]}
+                histograms[f"worker-{index}"] = histogram
+        return histograms
 
 
 class UpdatesInClosure:
@@ -146,7 +147,9 @@ class UpdatesInClosure:
         self._began = applied
         if reads_weights:
             self._weights = applied
-        self._oldest = previous if reads_weights and self._rows_ahead and previous is not None else self._weights
+        self._oldest = self._weights
+        if reads_weights and self._rows_ahead and previous is not None:
+            self._oldest = previous
 
     def add(self) -> None:
         """Call when a step has a gradient."""
@@ -166,7 +169,7 @@ class UpdatesInClosure:
 
     def count_alone(self, gradients: Iterable[Any]) -> tf.Tensor:
         """As `StalenessMeter.count`; sends the numbers by themselves, once there are gradients on the worker."""
-        tensors = [each for gradient in gradients for each in tf.nest.flatten(gradient, expand_composites=True)]
+        tensors = tf.nest.flatten(list(gradients), expand_composites=True)
         here = [each for each in tensors if each is not None and "/job:ps" not in each.device]
         with tf.control_dependencies(here):
             together = tf.concat(self.numbers(), 0)
@@ -212,10 +215,11 @@ def step_time(measured: Sequence[float], step_s: float) -> StepTime | None:
     steps, *seconds = measured
     if not steps or not step_s:
         return None
-    each = [value / steps for value in seconds]
-    times = dict(zip(("input", "traffic", "compute", "other"), [*each, max(0.0, step_s - sum(each))]))
-    longest = max(times, key=lambda name: times[name])
-    return StepTime(**{f"{name}_s": value for name, value in times.items()}, bottleneck=longest)
+    input_s, traffic_s, compute_s = (value / steps for value in seconds)
+    other_s = max(0.0, step_s - sum([input_s, traffic_s, compute_s]))
+    times = {"input": input_s, "traffic": traffic_s, "compute": compute_s, "other": other_s}
+    bottleneck = max(times, key=lambda name: times[name])
+    return StepTime(input_s, traffic_s, compute_s, other_s, bottleneck)
 
 
 class StepProfiler(Stage):
@@ -262,10 +266,9 @@ class StepProfiler(Stage):
         self.carried = tf.concat([tf.timestamp()[tf.newaxis], tf.zeros([4], tf.float64)], 0)
 
     def unrolled(self, num_steps: int) -> contextlib.AbstractContextManager[None]:
-        self._graph = tf.compat.v1.get_default_graph()
         self._servers = _Servers()
         self._ready: list[tf.Tensor] = []  # arrival times of batches taken for later steps
-        self._num_ops = len(self._graph.get_operations())
+        self._num_before = len(operations())  # before the next step
         return contextlib.nullcontext()
 
     def batches(self, take: Take, num_steps: int) -> Take:
@@ -286,12 +289,11 @@ class StepProfiler(Stage):
         return timed
 
     def _with_step(self, spent: tf.Tensor) -> tf.Tensor:
-        operations = self._graph.get_operations()
-        parameters, gradients = self._servers.crossings(operations[self._num_ops :])
+        parameters, gradients = self._servers.crossings(operations(self._num_before))
         before, batch = spent[0], tf.maximum(spent[0], self._ready.pop(0))
         there = tf.maximum(batch, _when_there(parameters)) if parameters else batch
         computed = tf.maximum(there, _when_there(gradients)) if gradients else there
-        self._num_ops = len(self._graph.get_operations())
+        self._num_before = len(operations())
         step = tf.stack([computed - before, 1.0, batch - before, there - batch, computed - there])
         return spent + step
 
@@ -309,7 +311,8 @@ class StepProfiler(Stage):
         rows = []
         for variable in self._largest:  # a read waits for earlier updates of the same variable
             with tf.device(variable.device):
-                rows.append(tf.gather(variable, [0]) if variable.shape.rank else variable.read_value())
+                row = tf.gather(variable, [0]) if variable.shape.rank else variable.read_value()
+            rows.append(row)
         ended = _when_there(rows)
         zero = tf.zeros([], tf.float64)
         rest = tf.stack([zero, zero, tf.maximum(ended - spent[0], zero), zero])
@@ -324,7 +327,7 @@ class _Servers:
         self._there: set[str] = set()
         self._computed: set[str] = set()
 
-    def crossings(self, operations: Sequence[tf.Operation]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+    def crossings(self, of_step: Sequence[tf.Operation]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         """The tensors that cross within a step: values of parameters, and the gradients computed from them.
 
         An operation that calls a function, loops or branches, and takes a variable of a server, is assumed to run here
@@ -332,19 +335,26 @@ class _Servers:
         values stand for the gradients.
 
         Args:
-          operations: of the step, in the order of creation: each after the operations of its inputs, and after those of
-            earlier steps.
+          of_step: the operations of the step, in the order of creation: each after the operations of its inputs.
         """
-        asking = {operation.name for operation in operations if self._asks(operation)}
-        calling = {each.name for each in operations if each.name in asking and _calls(each) and not _there(each)}
+        asking = {operation.name for operation in of_step if self._asks(operation)}
+        callers = [operation for operation in of_step if _calls(operation) and not _there(operation)]
+        calling = asking.intersection(operation.name for operation in callers)
         self._there |= asking - calling
         self._computed |= calling
         step = _Step(self._there, self._computed)
-        for operation in operations:
+        for operation in of_step:
             step.add(operation, asks=operation.name in asking)
-        results = (value for operation in operations if operation.name in self._computed for value in operation.outputs)
-        last = [value for value in results if value.name not in step.taken and value.dtype not in _HANDLES]
-        return list(step.parameters.values()), list(step.gradients.values()) or last
+        gradients = list(step.gradients.values())
+        return list(step.parameters.values()), gradients or self._last_computed(of_step, step)
+
+    def _last_computed(self, of_step: Sequence[tf.Operation], step: _Step) -> list[tf.Tensor]:
+        """The computed values that no operation of the step takes."""
+        last = []
+        for operation in of_step:
+            if operation.name in self._computed:
+                last += [value for value in operation.outputs if value.name not in step.taken]
+        return [value for value in last if value.dtype not in _HANDLES]
 
     def _asks(self, operation: tf.Operation) -> bool:
         """Whether it runs on a parameter server, or takes a variable of one."""
@@ -368,7 +378,7 @@ class _Step:
 
     Args:
       there: names of operations that run on servers.
-      computed: names of local operations that depend on values of servers; those of the step are added.
+      computed: names of local operations that depend on values of servers; the step adds its own.
     """
 
     def __init__(self, there: set[str], computed: set[str]) -> None:
@@ -381,22 +391,33 @@ class _Step:
         self._written: set[str] = set()  # their handles
 
     def add(self, operation: tf.Operation, *, asks: bool) -> None:
-        values = {value.name: value for value in operation.inputs if value.dtype not in _HANDLES}
-        sources = {name: value.op.name for name, value in values.items()}
-        self.taken.update(values)
+        """Adds the next operation of the step.
+
+        Args:
+          asks: whether it runs on a parameter server, or takes a variable of one.
+        """
+        values = [value for value in operation.inputs if value.dtype not in _HANDLES]
+        self.taken.update(value.name for value in values)
         if asks:
-            self.gradients |= {name: values[name] for name in values if sources[name] in self._computed}
+            for value in values:
+                if value.op.name in self._computed:
+                    self.gradients[value.name] = value
+        sources = {value.op.name for value in values}
         if operation.name in self._there:
-            handles = {value.name for value in operation.inputs if value.dtype == tf.resource}
-            waits = any(source in self._late or source in self._computed for source in sources.values())
-            if waits or not self._written.isdisjoint(handles):
-                self._late.add(operation.name)
-                self._written |= handles
+            self._add_on_server(operation, sources)
             return
-        from_servers = {name: value for name, value in values.items() if sources[name] in self._there}
-        self.parameters |= {name: value for name, value in from_servers.items() if sources[name] not in self._late}
-        if from_servers or not self._computed.isdisjoint(sources.values()):
+        for value in values:
+            if value.op.name in self._there and value.op.name not in self._late:
+                self.parameters[value.name] = value
+        if not sources.isdisjoint(self._there) or not sources.isdisjoint(self._computed):
             self._computed.add(operation.name)
+
+    def _add_on_server(self, operation: tf.Operation, sources: set[str]) -> None:
+        handles = {value.name for value in operation.inputs if value.dtype == tf.resource}
+        waits = not sources.isdisjoint(self._late) or not sources.isdisjoint(self._computed)
+        if waits or not self._written.isdisjoint(handles):
+            self._late.add(operation.name)
+            self._written |= handles
 
 
 def _there(operation: tf.Operation) -> bool:

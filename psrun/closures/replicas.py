@@ -11,6 +11,7 @@ batch.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -25,6 +26,7 @@ from psrun.tf_internals import messages
 from psrun.tf_internals.coordinator import being_scheduled
 from psrun.tf_internals.names import split_name
 from psrun.tf_internals.strategies import assigned_by
+from psrun.tf_internals.tracing import operations
 
 _CPU = "/device:CPU:0"  # the device of a worker's input pipeline
 _Reduction = tf_keras.losses.Reduction
@@ -94,10 +96,14 @@ class Replicas(Stage):
             self._weights = None
             if self._averages and not even:
                 whole = tf.cast(tf.maximum(size, 1), tf.float32)
-                self._weights = [
-                    tf.cast((end - begin) * self._num_replicas, tf.float32) / whole for begin, end in pairs
-                ]
-            parts = [tf.nest.map_structure(lambda value, pair=pair: _rows(value, *pair), batch) for pair in pairs]
+                self._weights = []
+                for begin, end in pairs:
+                    part = tf.cast((end - begin) * self._num_replicas, tf.float32)
+                    self._weights.append(part / whole)
+            parts = []
+            for begin, end in pairs:
+                rows = functools.partial(_rows, begin=begin, end=end)
+                parts.append(tf.nest.map_structure(rows, batch))
         return self._strategy.experimental_distribute_values_from_function(
             lambda context: parts[context.replica_id_in_sync_group]
         )
@@ -125,9 +131,11 @@ def _averages(losses: Any) -> bool:
 def _num_examples(batch: Any) -> Any:
     """An int if the shape is static, else a tensor."""
     value = next(value for value in tf.nest.flatten(batch) if value.shape.rank != 0)
+    if value.shape[0] is not None:
+        return value.shape[0]
     if isinstance(value, tf.RaggedTensor):
-        return value.nrows() if value.shape[0] is None else value.shape[0]
-    return tf.shape(value)[0] if value.shape[0] is None else value.shape[0]
+        return value.nrows()
+    return tf.shape(value)[0]
 
 
 def _rows(value: Any, begin: Any, end: Any) -> Any:
@@ -159,14 +167,14 @@ class AssignedWeights(Stage):
 
     def around(self, step: Step) -> Step:
         def counted(batch: Any) -> Any:
-            self._num_before = len(_operations())
+            self._num_before = len(operations())
             return step(batch)
 
         return counted
 
     def gradients(self, apply: Apply) -> Apply:
         def after_forward_pass(*arguments: Any, **options: Any) -> Any:
-            assigned = assigned_by(_operations()[self._num_before :], self._variables)
+            assigned = assigned_by(operations(self._num_before), self._variables)
             self._report({split_name(variable.name)[0] for variable in assigned})
             return apply(*arguments, **options)
 
@@ -182,7 +190,3 @@ class AssignedWeights(Stage):
             "and its assignment is lost, so that the numbers are not those of one worker; set cluster.num_workers=1 "
             "for those"
         )
-
-
-def _operations() -> list[tf.Operation]:
-    return [] if tf.executing_eagerly() else tf.compat.v1.get_default_graph().get_operations()

@@ -7,24 +7,19 @@ from __future__ import annotations
 import functools
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
-from psrun.closures import stages
-from psrun.closures.input_streams import Stream
-from psrun.closures.measurements import StalenessMeter, StepProfiler
 from psrun.closures.server_updates import AppliedSteps, Execution, GradientRounds
-from psrun.closures.stage import Inputs, Step
+from psrun.closures.stage import Inputs
 from psrun.closures.stages import Closure
-from psrun.closures.training_closures import InFlightClosures, TrainingClosures
+from psrun.closures.training_closures import InFlightClosures, Packed, StepKind, TrainingClosures
 from psrun.cluster.strategy import Distribution
 from psrun.config import choices
-from psrun.program.compiled_model import Program
 from psrun.tf_internals.coordinator import Again
-from psrun.tf_internals.strategies import iterator_spec
 
 # Writing ten out took 5 to 9 s of training and saved 2 to 3 ms a step, with a tiny and a large model on two slow cores:
 # what it costs comes back after some 2,300 to 3,300 steps.
@@ -41,21 +36,25 @@ _MOST_CHOSEN = 200
 _MEASURED_PER_WORKER = 4
 
 
-@dataclass(frozen=True)
-class Packed:
-    """How steps are packed.
+class AsynchronousClosures(TrainingClosures):
+    """Closures of several steps, each of which is applied when a worker has done it.
 
     Attributes:
-      num_steps: number of steps of a closure.
-      step_s: the measured seconds per step that determined `num_steps`; None if it is configured.
-      rows_late: the number of a worker's own updates that may be missing in the table rows it reads.
-      weights_late: the same for dense variables.
+      num_kinds: number of kinds of steps that are scheduled.
     """
 
-    num_steps: int
-    step_s: float | None = None
-    rows_late: int = 0
-    weights_late: int = 0
+    def __init__(self, distribution: Distribution, consistency: choices.ConsistencyChoice) -> None:
+        super().__init__(distribution, consistency)
+        self.num_kinds = 0
+
+    def steps(self, kind: StepKind) -> AsynchronousSteps:
+        _ = kind.iterator  # workers begin to read while the closure is traced
+        applied = AppliedSteps(kind.program, self.most, is_plain=kind.is_plain)
+        closure = kind.closure([applied, *self.stages(kind.program)])
+        self.num_kinds += 1
+        steps = AsynchronousSteps(kind, self, applied, closure, closure.trace(1, num_steps=None))
+        steps.begin()
+        return steps
 
 
 class AsynchronousSteps:
@@ -63,62 +62,48 @@ class AsynchronousSteps:
 
     Args:
       in_flight: the closures of all kinds of steps.
-      feed: the input of the steps.
-      profiler: measures where the time of a step goes.
-      meter: measures the staleness of updates.
-      planned: total number of steps to schedule.
-      warn: called with what deserves attention in a step.
-      on_packed: called when the length of closures is decided, and when it changes.
-      step: trains on one batch, instead of the network's `train_step`; its return value is dropped.
+      applied: a stage of the closure.
+      looped: the closure, traced with a loop over its steps.
 
     Attributes:
-      num_steps: number of steps of a closure; may change after the first ones.
-      logs: the remote value of what the network's `train_step` returned in the last scheduled step, without metrics;
-        zeros by name of metric if it returned nothing else. Metrics are read after a join.
+      num_steps, logs: as in `Steps`.
     """
 
     def __init__(
-        self,
-        program: Program,
-        in_flight: TrainingClosures,
-        feed: Stream,
-        profiler: StepProfiler,
-        meter: StalenessMeter,
-        on_packed: Callable[[Packed], None],
-        *,
-        planned: int,
-        warn: Callable[[str], None],
-        step: Step | None = None,
+        self, kind: StepKind, in_flight: AsynchronousClosures, applied: AppliedSteps, closure: Closure, looped: Any
     ) -> None:
-        distribution, trainer = program.distribution, program.config.trainer
-        assert distribution.coordinator is not None
+        program = kind.program
+        self._kind = kind
         self._program = program
         self._in_flight = in_flight
-        self._profiler = profiler
-        self._feed = feed
-        self._iterator = feed.iterator(distribution.coordinator)
-        self._is_plain = step is None and program.own_step is None  # a step increments the optimizer's counter once
-        self._applied = AppliedSteps(program, in_flight.most, is_plain=self._is_plain)
-        parts = [self._applied, *in_flight.stages(program), *stages.on_workers(program, profiler, meter, warn)]
-        self._closure = Closure(program, feed, parts, step, iterator_spec(self._iterator))
+        self._feed = kind.feed
+        self._iterator = kind.iterator
+        self._applied = applied
+        self._closure = closure
+        self._looped = looped
+        self._unrolled: Any = None
         self._cut: list[tuple[Inputs, frozenset[int]]] = []  # the batch of a step, and the servers behind
         self._completing: dict[frozenset[int], Any] = {}  # functions of a step, by the servers that apply it
-        in_flight.num_kinds += 1
         self._first_iteration = program.iterations
         self._num_scheduled = 0
         self._ran_again = False
+        trainer = program.config.trainer
         self._late = trainer.prefetch_rows or trainer.dense_sync_every > 1  # only unrolled steps can be
-        self._unrolled_steps = choices.MAX_UNROLLED_STEPS if self._late or planned >= _STEPS_TO_UNROLL_FOR else 1
-        self._looped = self._closure.trace(1, num_steps=None)
-        self._unrolled: Any = None
-        self._timer = (
-            ClosureTimer(self._in_flight, distribution.num_workers) if trainer.steps_per_execution == "auto" else None
-        )
+        self._unrolled_steps = 1
+        if self._late or kind.planned >= _STEPS_TO_UNROLL_FOR:
+            self._unrolled_steps = choices.MAX_UNROLLED_STEPS
+        self._timer: ClosureTimer | None = None
+        self.num_steps = 1
+        if trainer.steps_per_execution == "auto":
+            self._timer = ClosureTimer(in_flight, program.distribution.num_workers)
+        else:
+            self.num_steps = trainer.num_steps_packed
         self._num_closures = 0
         self._began_s = 0.0
-        self._on_packed = on_packed
-        self.num_steps = 1 if self._timer else trainer.num_steps_packed
-        self.logs: Any = dict.fromkeys((metric.name for metric in program.network.metrics), 0.0)
+        self.logs: Any = kind.logs
+
+    def begin(self) -> None:
+        """Call before the first step: reports the length of closures if it is configured."""
         if self._timer is None:
             self._report(None)
 
@@ -127,25 +112,35 @@ class AsynchronousSteps:
         num_steps = min(self.num_steps, most)
         if self._timer is not None:
             self._timer.resume()
+        scheduled = self._schedule(num_steps)
+        if self._looped.structured_outputs is not None:
+            self.logs = scheduled
+        self._num_scheduled += num_steps
+        self._num_closures += 1
+        if self._num_closures == 1:
+            self._began_s = time.monotonic()
+        self._improve(num_steps)
+        return num_steps
+
+    def _schedule(self, num_steps: int) -> Any:
+        """Schedules a closure of so many steps; returns its remote value."""
         batches = self._feed.deal(num_steps)
-        inputs: dict[str, Any] = {"measured": tf.constant(self._profiler.wanted())}
+        inputs: dict[str, Any] = {"measured": tf.constant(self._kind.profiler.wanted())}
         function = self._unrolled
         if num_steps != self.num_steps or function is None:
             function = self._looped
             inputs["num_steps"] = tf.constant(num_steps)
-        scheduled = self._execute(function, inputs, batches, self._applied.claim(num_steps))
-        self._num_scheduled += num_steps
-        if self._looped.structured_outputs is not None:
-            self.logs = scheduled
-        self._num_closures += 1
-        if self._num_closures == 1:
-            self._began_s = time.monotonic()
+        return self._execute(function, inputs, batches, self._applied.claim(num_steps))
+
+    def _improve(self, num_steps: int) -> None:
+        """Chooses the number of steps, or unrolls them, if that is due after a closure of `num_steps` steps."""
         if self._timer is not None:
             if num_steps == self.num_steps:
                 self._choose(self._timer)
-        elif self._num_closures == 2 * self._in_flight.most and self._unrolled is None and not self._slow():
+            return
+        is_measured = self._num_closures == 2 * self._in_flight.most
+        if is_measured and self._unrolled is None and not self._slow():
             self._unroll()  # while the workers are busy: the first step does not wait for the trace
-        return num_steps
 
     def _slow(self) -> bool:
         """Whether steps are so slow that unrolling gains nothing. At least half of the scheduled closures are done."""
@@ -160,8 +155,9 @@ class AsynchronousSteps:
 
     def _execute(self, function: Any, inputs: Inputs, batches: Inputs, execution: Execution) -> Any:
         again = functools.partial(self._again, execution, batches)
-        execution.scheduled = self._in_flight.schedule(function, self._flat(inputs, batches, execution), again)
-        return execution.scheduled
+        scheduled = self._in_flight.schedule(function, self._flat(inputs, batches, execution), again)
+        execution.follow(scheduled)
+        return scheduled
 
     def _flat(self, inputs: Inputs, batches: Inputs, execution: Execution) -> tuple[Any, ...]:
         counts = tf.constant(execution.slot, tf.int32)
@@ -185,11 +181,10 @@ class AsynchronousSteps:
             start = min(start, execution.num_steps - 1)  # the last step has the values that the closure returns
         for step in range(least, start):
             behind = frozenset(task for task, number in done.items() if number <= step)
-            self._in_flight.num_cut += 1
+            self._in_flight.count_cut()
             if self._feed.is_dealt:  # else nobody can read its batch again
                 self._cut.append((self._feed.later(batches, step), behind))
-        for task, number in done.items():
-            execution.before[task] += number - start
+        execution.begin_at(start, done)
         if start == execution.num_steps:
             return Again(self._nothing, ())
         rest = {"num_steps": tf.constant(execution.num_steps - start), "measured": tf.constant(False)}
@@ -199,13 +194,12 @@ class AsynchronousSteps:
         """As `_again`, for an execution that completes a step, which some of its servers have applied now."""
         if behind := frozenset(task for task, number in done.items() if not number):
             self._cut.append((batches, behind))
-        for task, number in done.items():
-            execution.before[task] += number - 1
+        execution.begin_at(1, done)
         return Again(self._nothing, ())
 
     @functools.cached_property
     def _nothing(self) -> Any:
-        """A function that does nothing, with results like those of the closures."""
+        """A function that does nothing, with results of the same types as the closures."""
 
         def zero(result: Any) -> Any:
             return None if result is None else tf.zeros(result.shape, result.dtype)
@@ -229,18 +223,15 @@ class AsynchronousSteps:
 
     def _completion(self, skipped: Collection[int]) -> Any:
         """A function of one step that some servers do not apply."""
-        self._applied.skipped = skipped
-        try:
+        with self._applied.skipping(skipped):
             return self._closure.trace(1, num_steps=1)
-        finally:
-            self._applied.skipped = ()
 
     def _count_lost(self) -> None:
         """Adds the steps of lost workers to the optimizer's counter, to which a worker adds at the end of a closure.
 
         With steps of other kinds nobody knows how many of the counter are theirs.
         """
-        if not (self._ran_again and self._is_plain and self._in_flight.num_kinds == 1):
+        if not (self._ran_again and self._kind.is_plain and self._in_flight.num_kinds == 1):
             return
         self._ran_again = False
         missing = self._first_iteration + self._num_scheduled - self._program.iterations
@@ -250,8 +241,9 @@ class AsynchronousSteps:
     def _report(self, step_s: float | None) -> None:
         trainer = self._program.config.trainer
         unrolled = max(1, min(self.num_steps, self._unrolled_steps))
-        late = min(trainer.dense_sync_every, unrolled) - 1
-        self._on_packed(Packed(self.num_steps, step_s, int(trainer.prefetch_rows and unrolled > 1), late))
+        rows_late = int(trainer.prefetch_rows and unrolled > 1)
+        weights_late = min(trainer.dense_sync_every, unrolled) - 1
+        self._kind.on_packed(Packed(self.num_steps, step_s, rows_late, weights_late))
 
     def _choose(self, timer: ClosureTimer) -> None:
         """Chooses the number of steps from timed closures of one step, and if those are short, of ten."""
@@ -319,8 +311,11 @@ def length_after(num_steps: int, step_s: float, steps_per_epoch: int, num_worker
     """
     ten = min(choices.MAX_UNROLLED_STEPS, steps_per_epoch)
     length = max(length_for(step_s, steps_per_epoch, num_workers), min(least, steps_per_epoch))
-    # A closure of one step takes much more than the step: whether ten are enough is measured with ten.
-    return ten if (num_steps == 1 and step_s < _CLOSURE_S) or ten / 2 <= length <= ten else length
+    if num_steps == 1 and step_s < _CLOSURE_S:
+        return ten  # a closure of one step takes much more than the step: whether ten are enough is measured with ten
+    if ten / 2 <= length <= ten:
+        return ten
+    return length
 
 
 def length_for(step_s: float, steps_per_epoch: int, num_workers: int) -> int:
@@ -331,7 +326,8 @@ def length_for(step_s: float, steps_per_epoch: int, num_workers: int) -> int:
     """
     closure_s = max(_CLOSURE_S, _CLOSURE_PER_WORKER_S * num_workers)
     most = min(max(1, round(closure_s / max(step_s, 1e-6))), _MOST_CHOSEN, steps_per_epoch)
-    possible = [n for n in range(1, most + 1) if n <= choices.MAX_UNROLLED_STEPS or n % choices.MAX_UNROLLED_STEPS == 0]
+    ten = choices.MAX_UNROLLED_STEPS
+    possible = [*range(1, min(most, ten) + 1), *range(2 * ten, most + 1, ten)]
     even = [n for n in possible if steps_per_epoch % n == 0 and 2 * n > possible[-1]]
     return max(even or possible)
 
@@ -376,21 +372,22 @@ class UpdateRounds:
 
     def choose_first(self, num_chosen: int) -> list[int]:
         """The first slots of the round that were done, sorted; the others are late from now on."""
-        chosen = list(self.done)[:num_chosen]
+        in_order = list(self.done)
+        chosen = in_order[:num_chosen]
         self._chosen = set(chosen)
-        self.dropped.update(worker for slot, worker in self.done.items() if slot not in self._chosen)
+        self.dropped.update(self.done[slot] for slot in in_order[num_chosen:])
         return sorted(chosen)
 
     def choose(self, worker: int, queued: Sequence[Any]) -> int | None:
-        waiting = [mark for mark in queued if mark is not None]
+        num_waiting = sum(mark is not None for mark in queued)
         for place, mark in enumerate(queued):
             if mark is None:
                 return place
-            if self._may_take(worker, len(waiting)):
+            if self._may_take(worker, num_waiting):
                 # Gradients are summed in the order of the slots: with slots of their own, workers give equal sums in
                 # each run, whichever is the fastest.
-                own = (other for other, each in enumerate(queued) if each is not None and each.index == worker)
-                return next(own, place)
+                own = _place_of_slot(worker, queued)
+                return place if own is None else own
         return None
 
     def _may_take(self, worker: int, num_waiting: int) -> bool:
@@ -416,6 +413,14 @@ class UpdateRounds:
         return mark.round < self.number or self._chosen is not None
 
 
+def _place_of_slot(index: int, queued: Sequence[Any]) -> int | None:
+    """The place in the queue of the closure of a slot; None if it is not there."""
+    for place, mark in enumerate(queued):
+        if mark is not None and mark.index == index:
+            return place
+    return None
+
+
 class RoundClosures(TrainingClosures):
     """The closures of rounds."""
 
@@ -425,6 +430,14 @@ class RoundClosures(TrainingClosures):
         self._most = consistency.gradients_per_update(distribution.num_workers)
         self._least = self._most if consistency.min_workers is None else consistency.min_workers
         self._num_averaged = 0
+
+    def steps(self, kind: StepKind) -> SynchronousSteps:
+        kind.on_packed(Packed(1))
+        _ = kind.iterator  # workers begin to read while the closure is traced
+        rounds = GradientRounds(kind.program)
+        closure = kind.closure([rounds, *self.stages(kind.program)])
+        function = closure.trace(1, num_steps=1)
+        return SynchronousSteps(kind, self, closure, function, rounds.apply_function())
 
     @property
     def num_live(self) -> int:
@@ -464,53 +477,31 @@ class RoundClosures(TrainingClosures):
 
     def facts(self) -> dict[str, Any]:
         """Also `gradients_applied`, and `updates_dropped`: how many gradients of each worker came too late."""
-        dropped = self._rounds.dropped
-        by_worker = {f"worker-{index}": dropped[index] for index in range(self._num_workers)}
-        return {**super().facts(), "gradients_applied": self._num_averaged, "updates_dropped": by_worker}
+        dropped = self.by_worker(self._rounds.dropped, 0)
+        return {**super().facts(), "gradients_applied": self._num_averaged, "updates_dropped": dropped}
 
 
 class SynchronousSteps:
-    """Schedules synchronous steps; the interface of `AsynchronousSteps`, with executions of one step.
+    """Schedules synchronous steps, one in a closure; an update is applied before the next step.
 
     Args:
-      closures, feed, profiler, meter, step: as for `AsynchronousSteps`.
-      ends_epoch: whether the next step is the last one of its epoch.
-      warn: called when an update begins to average another number of gradients.
+      function: the closure, traced; it pushes the gradients of a slot.
+      apply: `GradientRounds.apply_function`.
 
     Attributes:
-      num_steps, logs: as of `AsynchronousSteps`.
+      num_steps, logs: as in `Steps`.
     """
 
-    num_steps = 1
-
-    def __init__(
-        self,
-        program: Program,
-        closures: RoundClosures,
-        feed: Stream,
-        profiler: StepProfiler,
-        meter: StalenessMeter,
-        *,
-        ends_epoch: Callable[[], bool],
-        warn: Callable[[str], None],
-        step: Step | None = None,
-    ) -> None:
-        distribution = program.distribution
-        assert distribution.coordinator is not None
+    def __init__(self, kind: StepKind, closures: RoundClosures, closure: Closure, function: Any, apply: Any) -> None:
+        self._kind = kind
         self._closures = closures
-        self._feed = feed
-        self._profiler = profiler
-        self._ends_epoch = ends_epoch
-        self._warn = warn
-        self._meter = meter
-        self._iterator = feed.iterator(distribution.coordinator)
-        rounds = GradientRounds(program)
-        parts = [rounds, *closures.stages(program), *stages.on_workers(program, profiler, meter, warn)]
-        self._closure = Closure(program, feed, parts, step, iterator_spec(self._iterator))
-        self._function = self._closure.trace(1, num_steps=1)
-        self._apply = rounds.apply_function()
-        self._num_averaged = program.gradients_per_update
-        self.logs: Any = dict.fromkeys((metric.name for metric in program.network.metrics), 0.0)
+        self._closure = closure
+        self._function = function
+        self._apply = apply
+        self._feed = kind.feed
+        self._num_averaged = kind.program.gradients_per_update
+        self.num_steps = 1
+        self.logs: Any = kind.logs
 
     def schedule(self, most: int) -> int:
         """Computes and applies one update; returns 1, the number of its steps.
@@ -520,26 +511,30 @@ class SynchronousSteps:
         """
         number, num_averaged, num_slots = self._closures.begin_round()
         if num_averaged != self._num_averaged:
-            self._warn(f"gradients per update: {num_averaged} instead of {self._num_averaged}; "
-                       f"live workers: {self._closures.num_live}")  # fmt: skip
+            self._kind.warn(f"gradients per update: {num_averaged} instead of {self._num_averaged}; "
+                            f"live workers: {self._closures.num_live}")  # fmt: skip
             self._num_averaged = num_averaged
-        if self._feed.is_dealt and self._ends_epoch():
+        if self._feed.is_dealt and self._kind.ends_epoch():
             num_slots = num_averaged  # so that every batch of the epoch is applied in it
-        batches, scheduled = [], []
+        batches = []
+        scheduled = []
         for index in range(num_slots):
-            batches.append(self._feed.deal(1))
-            place = {"round": tf.constant(number, tf.int64), "slot": tf.constant(index, tf.int64)}
-            measured = tf.constant(self._profiler.wanted())
-            inputs = {"iterator": self._iterator, "measured": measured, **batches[-1], **place}
-            arguments = self._closure.flat(inputs)
-            scheduled.append(self._closures.schedule_slot(self._function, arguments, Slot(number, index)))
+            batch = self._feed.deal(1)
+            batches.append(batch)
+            scheduled.append(self._schedule_slot(Slot(number, index), batch))
         chosen = self._closures.first(num_averaged)
         self._feed.deal_again([batch for index, batch in enumerate(batches) if index not in chosen])
         self._apply(tf.constant(number, tf.int64), tf.constant(chosen, tf.int64))
-        self._meter.count_averaged()
+        self._kind.meter.count_averaged()
         if self._function.structured_outputs is not None:
             self.logs = scheduled[chosen[-1]]
         return 1
+
+    def _schedule_slot(self, slot: Slot, batch: Inputs) -> Any:
+        place = {"round": tf.constant(slot.round, tf.int64), "slot": tf.constant(slot.index, tf.int64)}
+        measured = tf.constant(self._kind.profiler.wanted())
+        inputs = {"iterator": self._kind.iterator, "measured": measured, **batch, **place}
+        return self._closures.schedule_slot(self._function, self._closure.flat(inputs), slot)
 
     def join(self) -> None:
         """Waits for late gradients; raises as `schedule`."""

@@ -16,7 +16,7 @@ import contextlib
 import math
 import time
 import uuid
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +28,7 @@ from psrun.errors import ConfigError, Problem
 from psrun.program.compiled_model import Program
 from psrun.tf_internals.coordinator import being_scheduled, has_ended
 from psrun.tf_internals.strategies import num_parameter_servers
+from psrun.tf_internals.tracing import operations
 
 # A server may still be at work on gradients that have arrived when the chief learns that their worker is lost. Counts
 # are read until they stay the same for this time, or for two steps if that is longer.
@@ -45,14 +46,35 @@ class Execution:
       slot: the place of its counts.
       before: the count of each server when none of its steps was applied.
       servers: those that apply it, where it completes a step that the others have applied; None for all.
-      scheduled: its remote value.
     """
 
     slot: int
     num_steps: int
     before: dict[int, int]
     servers: Collection[int] | None = None
-    scheduled: Any = field(default=None, repr=False)
+    _scheduled: Any = field(default=None, init=False, repr=False)
+
+    def follow(self, scheduled: Any) -> None:
+        """Call with its remote value when it is scheduled."""
+        self._scheduled = scheduled
+
+    @property
+    def has_ended(self) -> bool:
+        return self._scheduled is not None and has_ended(self._scheduled)
+
+    def begin_at(self, step: int, applied: Mapping[int, int]) -> None:
+        """Leaves out the first steps, of which each server has applied so many: the counts begin anew at `step`."""
+        for task, number in applied.items():
+            self.before[task] += number - step
+
+    @property
+    def after(self) -> dict[int, int]:
+        """The count of each server when all of its steps are applied."""
+        counts = dict(self.before)
+        servers = counts if self.servers is None else self.servers
+        for task in servers:
+            counts[task] += self.num_steps
+        return counts
 
 
 class AppliedSteps(Stage):
@@ -60,10 +82,7 @@ class AppliedSteps(Stage):
 
     Args:
       most: maximum number of executions in flight.
-      is_plain: whether the step is that of Keras, which updates outside of functions, branches and loops.
-
-    Attributes:
-      skipped: servers that do not apply the steps that are traced.
+      is_plain: whether the step is Keras' own, which updates outside of functions, branches and loops.
     """
 
     def __init__(self, program: Program, most: int, *, is_plain: bool) -> None:
@@ -79,10 +98,19 @@ class AppliedSteps(Stage):
         self._next = 0
         self._updating: set[int] = set()  # servers
         self._slot: Any = None
-        self.skipped: Collection[int] = ()
+        self._skipped: Collection[int] = ()
         self._gates = program.distribution.strategy.num_replicas_in_sync == 1
 
     # -- in a closure
+
+    @contextlib.contextmanager
+    def skipping(self, servers: Collection[int]) -> Iterator[None]:
+        """These servers do not apply the steps that are traced in this context."""
+        self._skipped = servers
+        try:
+            yield
+        finally:
+            self._skipped = ()
 
     def inputs(self) -> dict[str, tf.TensorSpec]:
         """The slot of an execution's counts."""
@@ -99,30 +127,30 @@ class AppliedSteps(Stage):
         """The servers count a step when they have applied it."""
 
         def counted(batch: Any) -> Any:
-            num_before = len(_operations())
+            num_before = len(operations())
             outputs = step(batch)
-            self._count(_operations()[num_before:])
+            self._count(operations(num_before))
             return outputs
 
         return counted
 
     def update(self, apply: Apply) -> Apply:
         def update(grads_and_vars: Any, *arguments: Any, **options: Any) -> Any:
-            return apply(self._arrived(grads_and_vars) if self._gates else grads_and_vars, *arguments, **options)
+            if self._gates:
+                grads_and_vars = self._arrived(grads_and_vars)
+            return apply(grads_and_vars, *arguments, **options)
 
         return update
 
-    def _arrived(self, grads_and_vars: Sequence[tuple[Any, tf.Variable]]) -> list[tuple[Any, tf.Variable]]:
+    def _arrived(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
         """The gradients that are applied. A server applies the first when it has all of a step.
 
         Thus a lost worker does not leave a server with a part of a step.
         """
-        by_server: dict[str, list[tuple[Any, tf.Variable]]] = {}
-        for gradient, variable in grads_and_vars:
-            if gradient is not None and _task(variable.device) not in self.skipped:
-                by_server.setdefault(variable.device, []).append((gradient, variable))
-        pairs: list[tuple[Any, tf.Variable]] = []
-        for server, own in by_server.items():
+        pairs: list[tuple[Any, Any]] = []
+        for server, own in _by_server(grads_and_vars).items():
+            if _task(server) in self._skipped:
+                continue
             parts = [part for gradient, _ in own for part in _parts(gradient)]
             if len(parts) > 1:
                 with tf.device(server):
@@ -136,18 +164,18 @@ class AppliedSteps(Stage):
                 pairs.append((gradient, variable))
         return pairs
 
-    def _count(self, operations: Sequence[tf.Operation]) -> None:
+    def _count(self, of_step: Sequence[tf.Operation]) -> None:
         """Counts a step of these operations."""
-        writes = _writes(operations, len(self._counts), is_plain=self._is_plain)
+        writes = _writes(of_step, len(self._counts), is_plain=self._is_plain)
         for task in self.servers.difference(writes):
             self._uncounted[task] = self._uncounted.get(task, 0) + 1  # with `dense_sync_every` it has the step later
-        if not self.skipped:
+        if not self._skipped:
             self._updating.update(writes)
-        for task, operations in writes.items():
-            if task in self.skipped:
+        for task, changes in writes.items():
+            if task in self._skipped:
                 continue
             number = 1 + self._uncounted.pop(task, 0)
-            with tf.device(placement.server_device(task)), tf.control_dependencies(operations):
+            with tf.device(placement.server_device(task)), tf.control_dependencies(changes):
                 tf.raw_ops.ResourceScatterAdd(resource=self._counts[task].handle, indices=self._slot, updates=number)
 
     # -- on the chief
@@ -158,23 +186,25 @@ class AppliedSteps(Stage):
         return frozenset(range(len(self._counts)))
 
     def claim(self, num_steps: int, servers: Collection[int] | None = None) -> Execution:
-        """A slot for an execution. Set its `scheduled` at once; the slot is free again when that has ended."""
-        for _ in self._in_slot:
-            self._next = (self._next + 1) % len(self._in_slot)
-            last = self._in_slot[self._next]
-            if last is None or (last.scheduled is not None and has_ended(last.scheduled)):
-                break
-        else:
-            raise AssertionError("more executions are in flight than there may be")
-        before = dict.fromkeys(range(len(self._counts)), 0) if last is None else self._after(last)
+        """A slot for an execution. Call its `follow` at once; the slot is free again when it has ended."""
+        self._next = self._free_slot()
+        last = self._in_slot[self._next]
+        before = dict.fromkeys(range(len(self._counts)), 0)
+        if last is not None:
+            before = last.after
         execution = Execution(self._next, num_steps, before, servers)
         self._in_slot[self._next] = execution
         return execution
 
-    def _after(self, last: Execution) -> dict[int, int]:
-        """The counts of a slot when an execution has ended."""
-        servers = last.before if last.servers is None else last.servers
-        return {task: count + last.num_steps * (task in servers) for task, count in last.before.items()}
+    def _free_slot(self) -> int:
+        """The next slot, in turn, without an execution in flight."""
+        num_slots = len(self._in_slot)
+        for offset in range(1, num_slots + 1):
+            slot = (self._next + offset) % num_slots
+            last = self._in_slot[slot]
+            if last is None or last.has_ended:
+                return slot
+        raise AssertionError("more executions are in flight than there may be")
 
     def done(self, execution: Execution, step_s: float) -> dict[int, int]:
         """How many steps of an execution of a lost worker each server has applied.
@@ -193,9 +223,19 @@ class AppliedSteps(Stage):
             if counts == before:
                 break
             time.sleep(max(_SETTLED_S, 2 * step_s))
-        return {
-            task: min(max(count - execution.before[task], 0), execution.num_steps) for task, count in counts.items()
-        }
+        applied: dict[int, int] = {}
+        for task, count in counts.items():
+            applied[task] = min(max(count - execution.before[task], 0), execution.num_steps)
+        return applied
+
+
+def _by_server(grads_and_vars: Iterable[tuple[Any, Any]]) -> dict[str, list[tuple[Any, Any]]]:
+    """The pairs that have a gradient, by the device of the variable."""
+    by_server: dict[str, list[tuple[Any, Any]]] = {}
+    for gradient, variable in grads_and_vars:
+        if gradient is not None:
+            by_server.setdefault(variable.device, []).append((gradient, variable))
+    return by_server
 
 
 def _task(device: str) -> int | None:
@@ -206,19 +246,17 @@ def _task(device: str) -> int | None:
 
 def _parts(gradient: Any) -> list[tf.Tensor]:
     """What is sent of a gradient."""
-    return [gradient.values, gradient.indices] if isinstance(gradient, tf.IndexedSlices) else [gradient]
+    if isinstance(gradient, tf.IndexedSlices):
+        return [gradient.values, gradient.indices]
+    return [gradient]
 
 
-def _operations() -> list[tf.Operation]:
-    return tf.compat.v1.get_default_graph().get_operations()
-
-
-def _writes(operations: Sequence[tf.Operation], num_servers: int, *, is_plain: bool) -> dict[int, list[tf.Operation]]:
+def _writes(of_step: Sequence[tf.Operation], num_servers: int, *, is_plain: bool) -> dict[int, list[tf.Operation]]:
     """The operations of a step that change variables, by server.
 
     If a step may have updates in a function, a branch or a loop, each server waits for all that has variables.
     """
-    stateful = [each for each in operations if each.op_def.is_stateful and each.type not in _READS]
+    stateful = [each for each in of_step if each.op_def.is_stateful and each.type not in _READS]
     writes: dict[int, list[tf.Operation]] = {}
     for operation in stateful:
         task = _task(operation.device)
@@ -226,16 +264,19 @@ def _writes(operations: Sequence[tf.Operation], num_servers: int, *, is_plain: b
             writes.setdefault(task, []).append(operation)
     if is_plain and writes:
         return writes
-    within = [
-        each
-        for each in stateful
-        if _task(each.device) is None and any(tensor.dtype == tf.resource for tensor in each.inputs)
-    ]
+    within = [operation for operation in stateful if _may_write(operation)]
     return {task: [*writes.get(task, ()), *within] for task in (writes or range(num_servers))}
 
 
+def _may_write(operation: tf.Operation) -> bool:
+    """Whether an operation that runs on no server has variables: a function, a branch or a loop."""
+    if _task(operation.device) is not None:
+        return False
+    return any(tensor.dtype == tf.resource for tensor in operation.inputs)
+
+
 class GradientRounds(Stage):
-    """Replaces the update of a step by a push of its gradients, and makes the update from those of several workers.
+    """Replaces the update of a step by a push of its gradients; the gradients of several workers make an update.
 
     Gradients never pass the chief. The optimizer clips, decays and updates as it would with the gradients of one large
     batch: the mean over the slots, in the order of the slots; rows of sparse gradients one after another.
@@ -270,16 +311,13 @@ class GradientRounds(Stage):
 
     def gradients(self, apply: Apply) -> Apply:
         def push(grads_and_vars: Any, *arguments: Any, **options: Any) -> Any:
-            self._push(list(grads_and_vars))
+            self._push(grads_and_vars)
             return self._program.optimizer.iterations
 
         return push
 
-    def _push(self, grads_and_vars: Sequence[tuple[Any, Any]]) -> None:
-        by_server: dict[str, list[tuple[Any, Any]]] = {}
-        for gradient, variable in grads_and_vars:
-            if gradient is not None:
-                by_server.setdefault(variable.device, []).append((gradient, variable))
+    def _push(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> None:
+        by_server = _by_server(grads_and_vars)
         self._num_pushes += 1
         self._queues = {server: _Queue(server, self._name, pairs) for server, pairs in by_server.items()}
         for server, pairs in by_server.items():
@@ -288,8 +326,8 @@ class GradientRounds(Stage):
     def apply_function(self) -> Any:
         """A function of a round and its slots, shape (slots,) and sorted, that updates from the gradients of these.
 
-        All of them must have been pushed. Those of earlier rounds, those that are no such slot, and those that are
-        pushed again because a worker was lost are dropped.
+        All of them must have been pushed. Gradients of earlier rounds and of other slots are dropped, and
+        gradients that are pushed again because a worker was lost.
         """
         program = self._program
         strategy = program.distribution.strategy
@@ -314,20 +352,24 @@ class _Queue:
     """The gradients of the variables of one parameter server."""
 
     def __init__(self, server: str, name: str, grads_and_vars: Sequence[tuple[Any, Any]]) -> None:
-        self._name = f"{name}-{server}"
-        self._sparse = [variable for gradient, variable in grads_and_vars if isinstance(gradient, tf.IndexedSlices)]
-        self._dense: dict[tf.DType, list[Any]] = {}
-        for gradient, variable in grads_and_vars:
-            if not isinstance(gradient, tf.IndexedSlices):
-                self._dense.setdefault(gradient.dtype, []).append(variable)
         self._server = server
+        self._name = f"{name}-{server}"
+        self._dense: dict[tf.DType, list[Any]] = {}
+        self._sparse: list[Any] = []
+        slices: list[tuple[tf.DType, list[int | None]]] = []
+        for gradient, variable in grads_and_vars:
+            if isinstance(gradient, tf.IndexedSlices):
+                self._sparse.append(variable)
+                slices.append((gradient.values.dtype, [None, *variable.shape[1:]]))
+                slices.append((gradient.indices.dtype, [None]))
+            else:
+                self._dense.setdefault(gradient.dtype, []).append(variable)
         # What an element has after its head: of dense gradients all values of a type, of sparse ones values and rows.
-        self._parts: list[tuple[tf.DType, list[int | None]]] = [
-            (dtype, [sum(math.prod(each.shape) for each in variables)]) for dtype, variables in self._dense.items()
-        ]
-        slices = [gradient for gradient, _ in grads_and_vars if isinstance(gradient, tf.IndexedSlices)]
-        for gradient, variable in zip(slices, self._sparse):
-            self._parts += [(gradient.values.dtype, [None, *variable.shape[1:]]), (gradient.indices.dtype, [None])]
+        self._parts: list[tuple[tf.DType, list[int | None]]] = []
+        for dtype, variables in self._dense.items():
+            num_values = sum(math.prod(variable.shape) for variable in variables)
+            self._parts.append((dtype, [num_values]))
+        self._parts += slices
 
     @property
     def _types(self) -> list[tf.DType]:
@@ -338,22 +380,24 @@ class _Queue:
         return tf.raw_ops.FIFOQueueV2(component_types=self._types, shapes=[], capacity=-1, shared_name=self._name)
 
     def push(self, head: Sequence[tf.Tensor], grads_and_vars: Sequence[tuple[Any, Any]]) -> None:
-        values: list[tf.Tensor] = []
-        for dtype in self._dense:
-            own = [gradient for gradient, _ in grads_and_vars if not isinstance(gradient, tf.IndexedSlices)]
-            values.append(tf.concat([tf.reshape(each, [-1]) for each in own if each.dtype == dtype], 0))
+        dense: dict[tf.DType, list[tf.Tensor]] = {}
+        slices: list[tf.Tensor] = []
         for gradient, variable in grads_and_vars:
             if isinstance(gradient, tf.IndexedSlices):
-                values += [tf.reshape(gradient.values, [-1, *variable.shape[1:]]), gradient.indices]
+                slices.append(tf.reshape(gradient.values, [-1, *variable.shape[1:]]))
+                slices.append(gradient.indices)
+            else:
+                dense.setdefault(gradient.dtype, []).append(tf.reshape(gradient, [-1]))
+        values = [tf.concat(dense[dtype], 0) for dtype in self._dense]
         with tf.device(self._server):
-            tf.raw_ops.QueueEnqueueV2(handle=self._handle(), components=[*head, *values])
+            tf.raw_ops.QueueEnqueueV2(handle=self._handle(), components=[*head, *values, *slices])
 
     def take(self, number: tf.Tensor, slots: tf.Tensor) -> list[tuple[Any, Any]]:
         """The mean gradients of a round; call on the server."""
         num_slots = tf.size(slots)
-        arrays = [
-            tf.TensorArray(dtype, num_slots, infer_shape=False, element_shape=shape) for dtype, shape in self._parts
-        ]
+        arrays = []
+        for dtype, shape in self._parts:
+            arrays.append(tf.TensorArray(dtype, num_slots, infer_shape=False, element_shape=shape))
         state = (tf.zeros_like(slots, tf.bool), *arrays)
         _, *arrays = tf.while_loop(
             lambda seen, *_: tf.logical_not(tf.reduce_all(seen)),
@@ -361,29 +405,33 @@ class _Queue:
             state,
             parallel_iterations=1,
         )
-        count, parts = tf.cast(num_slots, tf.float32), iter(arrays)
+        count = tf.cast(num_slots, tf.float32)
+        parts = iter(arrays)
         pairs: list[tuple[Any, Any]] = []
         for dtype, variables in self._dense.items():
             mean = tf.reduce_sum(next(parts).stack(), 0) / tf.cast(count, dtype)
             sizes = [math.prod(variable.shape) for variable in variables]
-            pairs += [
-                (tf.reshape(each, variable.shape), variable) for each, variable in zip(tf.split(mean, sizes), variables)
-            ]
+            for part, variable in zip(tf.split(mean, sizes), variables):
+                pairs.append((tf.reshape(part, variable.shape), variable))
         for variable in self._sparse:
-            values, rows = next(parts).concat(), next(parts).concat()
+            values = next(parts).concat()
+            rows = next(parts).concat()
             shape = tf.constant(variable.shape.as_list(), rows.dtype)
-            pairs.append((tf.IndexedSlices(values / tf.cast(count, values.dtype), rows, shape), variable))
+            mean = tf.IndexedSlices(values / tf.cast(count, values.dtype), rows, shape)
+            pairs.append((mean, variable))
         return pairs
 
     def _take_one(self, number: tf.Tensor, slots: tf.Tensor, seen: tf.Tensor, *arrays: Any) -> tuple[Any, ...]:
         its_round, slot, *values = tf.raw_ops.QueueDequeueV2(handle=self._handle(), component_types=self._types)
-        its_round, slot = tf.ensure_shape(its_round, []), tf.ensure_shape(slot, [])
+        its_round = tf.ensure_shape(its_round, [])
+        slot = tf.ensure_shape(slot, [])
         values = [tf.ensure_shape(value, shape) for value, (_, shape) in zip(values, self._parts)]
         place = tf.equal(slots, slot)
         wanted = tf.equal(its_round, number) & tf.reduce_any(place & ~seen)
         index = tf.argmax(tf.cast(place, tf.int32), output_type=tf.int32)
 
         def keep() -> tuple[Any, ...]:
-            return (seen | place, *(array.write(index, value) for array, value in zip(arrays, values)))
+            written = [array.write(index, value) for array, value in zip(arrays, values)]
+            return (seen | place, *written)
 
         return tf.cond(wanted, keep, lambda: (seen, *arrays))

@@ -18,7 +18,13 @@ from psrun.closures.measurements import StalenessMeter, StepProfiler
 from psrun.closures.replicas import AssignedWeights, Replicas, naming_assignments
 from psrun.closures.server_updates import AppliedSteps, GradientRounds
 from psrun.closures.stage import Apply, Inputs, Stage, Step, Take
-from psrun.closures.worker_variables import CannotBeKept, DenseBundles, RowPrefetch, WorkerLocalVariables
+from psrun.closures.worker_variables import (
+    CannotBeKept,
+    DenseBundles,
+    RowPrefetch,
+    WorkerLocalVariables,
+    read_as_a_whole,
+)
 from psrun.program import whole_variables
 from psrun.program.compiled_model import Program, metric_variables
 from psrun.tf_internals import keras
@@ -54,13 +60,20 @@ def on_workers(
     stages: list[Stage] = [
         WorkerLocalVariables(metric_variables(program), keras.counters_of_optimizer(program.optimizer)),
         profiler,
-        DenseBundles(program, meter, trainer.dense_sync_every, rows_ahead=trainer.prefetch_rows),
+        DenseBundles(
+            program,
+            read_as_a_whole(program),
+            meter,
+            trainer.dense_sync_every,
+            rows_ahead=trainer.prefetch_rows,
+        ),
     ]
     if program.distribution.num_workers > 1:
         stages.append(AssignedWeights(program, warn))
     if trainer.prefetch_rows:
         stages.append(RowPrefetch(program))
-    if any((slow := program.config.cluster.slow_workers or {}).values()):
+    slow = program.config.cluster.slow_workers or {}
+    if any(slow.values()):
         stages.append(SlowWorkers(slow, program.distribution.num_workers))
     return stages
 
@@ -101,7 +114,7 @@ class Stages:
 
     @contextlib.contextmanager
     def unrolled(self, step: Step, take: Take, num_steps: int) -> Iterator[Callable[[], Any]]:
-        """Traces `num_steps` steps in this context; yields what takes a batch and trains on it, as all stages say."""
+        """Traces `num_steps` steps in this context; yields a function that trains on the next batch."""
         apply, update = self._composed("gradients"), self._composed("update")
         with contextlib.ExitStack() as stack:
             for stage in self._stages:
@@ -131,7 +144,9 @@ class Stages:
 
 
 def _place(stage: Stage) -> int:
-    return next((place for place, kind in enumerate(ORDER) if type(stage) is kind), ORDER.index(Stage))
+    """The place of a stage in `ORDER`."""
+    kind = type(stage)
+    return ORDER.index(kind) if kind in ORDER else ORDER.index(Stage)
 
 
 class Closure:
@@ -220,7 +235,7 @@ class Closure:
         """Traces steps one after the other; returns the values of the last one.
 
         Args:
-          first: its number among those of the closure.
+          first: the number of the first one in the closure.
         """
         outputs: Any = None
         take = self._feed.taker(inputs["iterator"], first, inputs)

@@ -1,18 +1,25 @@
-"""The closures of training steps, which the consistency mode schedules."""
+"""The closures of training steps, which the consistency mode schedules, and what their schedulers have in common."""
 
 from __future__ import annotations
 
+import abc
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import tensorflow as tf
 
-from psrun.closures.stage import Stage
+from psrun.closures import stages
+from psrun.closures.input_streams import Stream
+from psrun.closures.measurements import StalenessMeter, StepProfiler
+from psrun.closures.stage import Stage, Step
+from psrun.closures.stages import Closure
 from psrun.cluster.strategy import Distribution
 from psrun.config import choices
 from psrun.program.compiled_model import Program
 from psrun.tf_internals.coordinator import Again, ClosureQueue, Rule, has_ended
+from psrun.tf_internals.strategies import iterator_spec
 
 
 class InFlightClosures:
@@ -51,7 +58,7 @@ class InFlightClosures:
         """Adds the return value of `schedule`; returns the closures that it had to wait for.
 
         Raises:
-          tf.errors.OpError: a closure failed; the first error, not those of closures cancelled because of it.
+          tf.errors.OpError: a closure failed; the first error, not what it cancelled.
         """
         self._waiting.append((self._num_added, scheduled))
         self._num_added += 1
@@ -73,13 +80,20 @@ class InFlightClosures:
 
     def _next(self) -> Any:
         """Waits for the oldest closure, or for any; raises as `add`."""
-        first = self._waiting[0]
-        if self._ends is not None:
-            with self._ends:
-                while (ended := next((each for each in self._waiting if has_ended(each[1])), None)) is None:
-                    self._ends.wait()
-            first = ended
+        if self._ends is None:
+            return self._ended(self._waiting[0])
+        with self._ends:
+            first = self._first_ended()
+            while first is None:
+                self._ends.wait()
+                first = self._first_ended()
         return self._ended(first)
+
+    def _first_ended(self) -> tuple[int, Any] | None:
+        for numbered in self._waiting:
+            if has_ended(numbered[1]):
+                return numbered
+        return None
 
     def _ended(self, numbered: tuple[int, Any]) -> Any:
         """Waits for a closure; raises as `add`."""
@@ -101,7 +115,7 @@ class WorkerClocks:
     The clock of a worker counts the closures with a mark that it has done. A worker whose clock is more than
     `staleness` ahead of the slowest live worker's takes no closure with a mark (Ho et al.: More Effective Distributed
     ML via a Stale Synchronous Parallel Parameter Server, NIPS 2013). The clock of a lost worker does not count; when
-    the worker is back, its clock is that of the slowest live worker.
+    the worker is back, its clock is set to the clock of the slowest live worker.
     """
 
     def __init__(self, num_workers: int, staleness: int) -> None:
@@ -110,7 +124,8 @@ class WorkerClocks:
         self._live = set(self._clocks)
 
     def choose(self, worker: int, queued: Sequence[Any]) -> int | None:
-        waits = self._clocks[worker] - min(self._clocks[each] for each in self._live) > self._staleness
+        slowest = min(self._clocks[each] for each in self._live)
+        waits = self._clocks[worker] - slowest > self._staleness
         return next((place for place, mark in enumerate(queued) if mark is None or not waits), None)
 
     def finished(self, worker: int, mark: Any) -> None:
@@ -120,22 +135,112 @@ class WorkerClocks:
         self._live.discard(worker)
 
     def returned(self, worker: int) -> None:
-        self._clocks[worker] = min((self._clocks[each] for each in self._live), default=self._clocks[worker])
+        if self._live:
+            self._clocks[worker] = min(self._clocks[each] for each in self._live)
         self._live.add(worker)
 
     def is_over(self, mark: Any) -> bool:
         return False
 
 
+@dataclass(frozen=True)
+class Packed:
+    """How steps are packed.
+
+    Attributes:
+      num_steps: number of steps of a closure.
+      step_s: the measured seconds per step that determined `num_steps`; None if it is configured.
+      rows_late: the number of a worker's own updates that may be missing in the table rows it reads.
+      weights_late: the same for dense variables.
+    """
+
+    num_steps: int
+    step_s: float | None = None
+    rows_late: int = 0
+    weights_late: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class StepKind:
+    """One kind of step of a training on the workers of a coordinator, and what its scheduler asks and tells the run.
+
+    Attributes:
+      feed: the input of the steps.
+      profiler: measures where the time of a step goes.
+      meter: measures the staleness of updates.
+      step: trains on one batch, instead of the network's `train_step`; its return value is dropped.
+      planned: total number of steps to schedule.
+      ends_epoch: whether the next step is the last one of its epoch.
+      warn: called with what deserves attention in a step.
+      on_packed: called when the length of closures is decided, and when it changes.
+    """
+
+    program: Program
+    feed: Stream
+    profiler: StepProfiler
+    meter: StalenessMeter
+    step: Step | None
+    planned: int
+    ends_epoch: Callable[[], bool]
+    warn: Callable[[str], None]
+    on_packed: Callable[[Packed], None]
+
+    @property
+    def iterator(self) -> Any:
+        """The iterators of all workers, which all kinds share."""
+        coordinator = self.program.distribution.coordinator
+        assert coordinator is not None
+        return self.feed.iterator(coordinator)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is the step of Keras, which increments the optimizer's counter once."""
+        return self.step is None and self.program.own_step is None
+
+    @property
+    def logs(self) -> dict[str, float]:
+        """Zeros by name of metric."""
+        return dict.fromkeys((metric.name for metric in self.program.network.metrics), 0.0)
+
+    def closure(self, parts: Sequence[Stage]) -> Closure:
+        """The closure of the step with these stages and the stages of every closure.
+
+        Raises:
+          ConfigError: weights or rows cannot be exchanged as the trainer's options ask.
+        """
+        common = stages.on_workers(self.program, self.profiler, self.meter, self.warn)
+        return Closure(self.program, self.feed, [*parts, *common], self.step, iterator_spec(self.iterator))
+
+
+class Steps(Protocol):
+    """Schedules the steps of one kind.
+
+    Attributes:
+      num_steps: number of steps of a closure; may change after the first ones.
+      logs: the remote value of what the network's `train_step` returned in the last scheduled step, without metrics;
+        zeros by name of metric if it returned nothing else. Metrics are read after a join.
+    """
+
+    num_steps: int
+    logs: Any
+
+    def schedule(self, most: int) -> int:
+        """Schedules the steps of a closure, at most `most`. Returns their number.
+
+        Raises:
+          tf.errors.OpError: an earlier step failed.
+        """
+        ...
+
+    def join(self) -> None:
+        """Waits for all scheduled steps; raises as `schedule`."""
+
+
 class TrainingClosures(InFlightClosures):
     """For the closures of all kinds of training steps: one object, because a round may be of any kind.
 
     Args:
-      rule: by which workers take closures; None for TensorFlow's, or that of the mode's `staleness`.
-
-    Attributes:
-      num_cut: number of steps that some parameter servers applied later than others, since their worker was lost.
-      num_kinds: number of kinds of steps that are scheduled.
+      rule: by which workers take closures; None for TensorFlow's rule, or `WorkerClocks` if the mode has a `staleness`.
     """
 
     def __init__(
@@ -144,11 +249,18 @@ class TrainingClosures(InFlightClosures):
         super().__init__(distribution, max_delay=consistency.max_delay)
         self._num_workers = distribution.num_workers
         self._queue = ClosureQueue.of(self._coordinator)
-        self.num_cut = 0
-        self.num_kinds = 0
+        self._num_cut = 0
         if consistency.staleness is not None:
             rule = WorkerClocks(distribution.num_workers, consistency.staleness)
         self._queue.follow(rule)
+
+    @abc.abstractmethod
+    def steps(self, kind: StepKind) -> Steps:
+        """Makes the scheduler of the steps of a kind; traces the closure.
+
+        Raises:
+          ConfigError: the program, or an option of the trainer, does not suit the mode.
+        """
 
     def schedule(self, function: Any, arguments: Sequence[Any], again: Callable[[], Again | None] | None = None) -> Any:
         """Schedules a closure, and waits as `add`; returns its remote value.
@@ -164,6 +276,10 @@ class TrainingClosures(InFlightClosures):
         self.add(scheduled)
         return scheduled
 
+    def count_cut(self) -> None:
+        """Counts a step that some parameter servers apply later than others, since its worker was lost."""
+        self._num_cut += 1
+
     def stages(self, program: Program) -> list[Stage]:
         """The stages that a consistency mode adds to every closure."""
         return []
@@ -176,8 +292,9 @@ class TrainingClosures(InFlightClosures):
         """`waited_s`: seconds that each worker has waited for its next closure; at a join no worker waits. `cut_steps`:
         the number of steps of lost workers that some servers had applied, and others later.
         """
-        waited_s = self._queue.waited_s()
-        return {
-            "waited_s": {f"worker-{index}": round(waited_s.get(index, 0.0), 3) for index in range(self._num_workers)},
-            "cut_steps": self.num_cut,
-        }
+        waited_s = {worker: round(seconds, 3) for worker, seconds in self._queue.waited_s().items()}
+        return {"waited_s": self.by_worker(waited_s, 0.0), "cut_steps": self._num_cut}
+
+    def by_worker(self, values: Mapping[int, float], default: float) -> dict[str, float]:
+        """A value of each worker by its task."""
+        return {f"worker-{index}": values.get(index, default) for index in range(self._num_workers)}

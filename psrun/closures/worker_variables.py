@@ -21,7 +21,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -154,8 +154,10 @@ class _OnWorker(VariableProxy):
             return self.variable.assign_add(delta, *arguments, **options)
         if self._assigned is not None:
             self._assigned += delta
+        elif self._added is not None:
+            self._added += delta
         else:
-            self._added = tf.broadcast_to(delta, self.variable.shape) if self._added is None else self._added + delta
+            self._added = tf.broadcast_to(delta, self.variable.shape)
         return self.value()
 
     def _leaves(self, also: bool = False) -> bool:
@@ -219,22 +221,30 @@ class Bundle:
     def take(self, grads_and_vars: GradientsAndVariables) -> list[tuple[Any, tf.Variable]]:
         """Adds up the gradients of its variables; returns the others."""
         places = {id(variable): place for place, variable in enumerate(self.variables)}
-        own: list[Any] = [None] * len(places)
+        own: dict[int, Any] = {}
         others = []
         for gradient, variable in grads_and_vars:
             place = places.get(id(variable))
             if place is None or isinstance(gradient, tf.IndexedSlices):
                 others.append((gradient, variable))
-            else:
+            elif gradient is not None:
                 own[place] = gradient
-        if any(gradient is not None for gradient in own):
-            flat = [
-                tf.zeros([size], variable.dtype) if gradient is None else tf.reshape(gradient, [-1])
-                for gradient, variable, size in zip(own, self.variables, self._sizes)
-            ]
-            self._pushed = [place for place, gradient in enumerate(own) if gradient is not None]
-            self._summed = flat if self.is_empty else [tf.concat(self._summed, 0) + tf.concat(flat, 0)]
+        if own:
+            self._add(own)
         return others
+
+    def _add(self, gradients: Mapping[int, tf.Tensor]) -> None:
+        """Adds up gradients, by the places of their variables."""
+        flat = []
+        for place, variable in enumerate(self.variables):
+            if place in gradients:
+                flat.append(tf.reshape(gradients[place], [-1]))
+            else:
+                flat.append(tf.zeros([self._sizes[place]], variable.dtype))
+        if not self.is_empty:
+            flat = [tf.concat(self._summed, 0) + tf.concat(flat, 0)]
+        self._summed = flat
+        self._pushed = sorted(gradients)
 
     def push(
         self, carried: Sequence[tf.Tensor], compensation: float
@@ -251,7 +261,8 @@ class Bundle:
         if self.is_empty:
             return [], []
         read = self._read if compensation else []
-        together = tf.concat([*self._summed, *(tf.cast(number, self.dtype) for number in carried), *read], 0)
+        numbers = [tf.cast(number, self.dtype) for number in carried]
+        together = tf.concat([*self._summed, *numbers, *read], 0)
         self._summed = []
         with tf.device(self.device):
             sizes = [*self._sizes, *(1 for _ in carried)]
@@ -295,9 +306,10 @@ class Fetched(VariableProxy):
 
 
 class DenseBundles(Stage):
-    """The trainable variables of a program that its model reads as a whole, by parameter server.
+    """The trainable variables that the model of a program reads as a whole, by parameter server.
 
     Args:
+      variables: those that the model reads as a whole (`read_as_a_whole`).
       meter: measures the staleness of updates; its numbers travel with a bundle.
       sync_every: number of steps per read of the variables, and per push of their summed gradients.
       rows_ahead: whether rows of tables are requested one step ahead, so that they are staler than the variables.
@@ -306,35 +318,46 @@ class DenseBundles(Stage):
       ConfigError: the model, the optimizer or several replicas per worker do not allow what is configured.
     """
 
-    def __init__(self, program: Program, meter: StalenessMeter, sync_every: int, *, rows_ahead: bool) -> None:
+    def __init__(
+        self,
+        program: Program,
+        variables: Iterable[Any],
+        meter: StalenessMeter,
+        sync_every: int,
+        *,
+        rows_ahead: bool,
+    ) -> None:
         self._optimizer = program.optimizer
         self._every = sync_every
         self._meter = meter
         self._rows_ahead = rows_ahead
         self._factor = sparse.compensation_factor(self._optimizer)
         by_server: dict[tuple[str, tf.DType], list[Any]] = {}
-        for variable in _read_as_a_whole(program):
+        for variable in variables:
             by_server.setdefault((variable.device, variable.dtype), []).append(variable)
         self._bundles = [Bundle(variables) for variables in by_server.values()]
         has_one_replica = program.distribution.strategy.num_replicas_in_sync == 1
         self._alone = has_one_replica and keras.aggregates_as_keras(self._optimizer)
         # On one device there is nothing to add up; Keras would fetch gradients for it.
-        self._options = keras.without_aggregation(self._optimizer) if self._bundles and self._alone else {}
+        self._options: dict[str, Any] = {}
+        if self._bundles and self._alone:
+            self._options = keras.without_aggregation(self._optimizer)
         self._check()
         exact = [bundle for bundle in self._bundles if bundle.dtype in (tf.float32, tf.float64)]
         # The bundle with which the numbers of the meter travel; None if they travel alone.
         self._carrier = max(exact, key=lambda bundle: bundle.num_values, default=None)
-        meter.place(program.optimizer.iterations.device if self._carrier is None else self._carrier.device)
+        if self._carrier is None:
+            meter.place(program.optimizer.iterations.device)
+        else:
+            meter.place(self._carrier.device)
 
     def _check(self) -> None:
-        for key, is_set, is_possible, instead in (
-            ("trainer.dense_sync_every", self._every > 1, bool(self._bundles), "set it to 1"),
-            ("optimizer.staleness_aware", sparse.is_staleness_aware(self._optimizer), self._alone, "remove it"),
-            ("optimizer.delay_compensation", self._factor, self._alone and bool(self._bundles), "remove it"),
-        ):
-            if is_set and not is_possible:
-                why = "is not supported with this optimizer and model, or with several replicas per worker"
-                raise ConfigError([Problem(key, f"{why}; {instead}")])
+        if self._every > 1 and not self._bundles:
+            raise _unsupported("trainer.dense_sync_every", "set it to 1")
+        if sparse.is_staleness_aware(self._optimizer) and not self._alone:
+            raise _unsupported("optimizer.staleness_aware", "remove it")
+        if self._factor and not (self._alone and self._bundles):
+            raise _unsupported("optimizer.delay_compensation", "remove it")
 
     @contextlib.contextmanager
     def unrolled(self, num_steps: int) -> Iterator[None]:
@@ -381,7 +404,7 @@ class DenseBundles(Stage):
                 stand_in.updating = updating
 
     def update(self, apply: Apply) -> Apply:
-        """Applies the gradients outside of bundles, and those of bundles when a push is due."""
+        """Applies the gradients outside of bundles, and the gradients of bundles when a push is due."""
 
         def update(grads_and_vars: GradientsAndVariables, *arguments: Any, **options: Any) -> Any:
             grads_and_vars = rest = list(grads_and_vars)
@@ -404,6 +427,11 @@ class DenseBundles(Stage):
         return update
 
 
+def _unsupported(key: str, instead: str) -> ConfigError:
+    why = "is not supported with this optimizer and model, or with several replicas per worker"
+    return ConfigError([Problem(key, f"{why}; {instead}")])
+
+
 class _Asked(VariableProxy):
     """Records whether the value was read."""
 
@@ -416,8 +444,8 @@ class _Asked(VariableProxy):
         return self.variable.value()
 
 
-def _read_as_a_whole(program: Program) -> list[Any]:
-    """The trainable variables that the network reads completely, instead of rows of them."""
+def read_as_a_whole(program: Program) -> list[Any]:
+    """The trainable variables that the network reads completely, instead of rows of them; traces it."""
     variables = remote(program.network.trainable_variables)
     stand_ins = [_Asked(wrapped(variable)) for variable in variables]
     with program.distribution.strategy.scope(), wrapping(variables, stand_ins):
@@ -434,22 +462,18 @@ class RowPrefetch(Stage):
 
     def __init__(self, program: Program) -> None:
         network = program.network
-        if (
-            type(network).train_step is not tf_keras.Model.train_step
-            or program.distribution.strategy.num_replicas_in_sync > 1
-        ):
-            raise ConfigError(
-                [Problem("trainer.prefetch_rows", "is not supported with a custom train_step or several replicas per "
-                         "worker; set it to false")]
-            )  # fmt: skip
-        self._lookups = [
-            lookup for layer in embeddings.embedding_layers(network) if (lookup := embeddings.Lookup.of(network, layer))
-        ]
+        has_own_step = type(network).train_step is not tf_keras.Model.train_step
+        if has_own_step or program.distribution.strategy.num_replicas_in_sync > 1:
+            why = "is not supported with a custom train_step or several replicas per worker"
+            raise ConfigError([Problem("trainer.prefetch_rows", f"{why}; set it to false")])
+        self._lookups: list[embeddings.Lookup] = []
+        for layer in embeddings.embedding_layers(network):
+            lookup = embeddings.Lookup.of(network, layer)
+            if lookup is not None:
+                self._lookups.append(lookup)
         if not self._lookups:
-            raise ConfigError(
-                [Problem("trainer.prefetch_rows", "requires a psrun.layers.Embedding that is called once, on inputs of "
-                         "the model; set it to false")]
-            )  # fmt: skip
+            why = "requires a psrun.layers.Embedding that is called once, on inputs of the model"
+            raise ConfigError([Problem("trainer.prefetch_rows", f"{why}; set it to false")])
 
     def batches(self, take: Take, num_steps: int) -> Take:
         """Requests the rows of a batch before the previous step is traced, and so before that step updates them."""

@@ -321,8 +321,9 @@ class ConsistencyChoice(Choice):
     """The interface of every consistency mode; by default, the answers of asynchronous training.
 
     The implementation is a subclass of `psrun.closures.training_closures.TrainingClosures`, called with the
-    `Distribution` and the choice. The implementation of a mode of one process has the methods `begin` and `take` of
-    `psrun.closures.delays.SimulatedDelay`, and is called with the `Program` and the choice.
+    `Distribution` and the choice; its `steps` makes the scheduler of the steps. The implementation of a mode of one
+    process has the methods `begin` and `take` of `psrun.closures.delays.SimulatedDelay`, and is called with the
+    `Program` and the choice.
 
     Attributes:
       needs_parameter_servers: whether the mode has a meaning only with parameter servers.
@@ -333,7 +334,7 @@ class ConsistencyChoice(Choice):
       staleness: a worker waits while it is more than this many rounds ahead of the slowest one; None for no bound.
     """
 
-    implementation = "psrun.closures.training_closures:TrainingClosures"
+    implementation = "psrun.closures.scheduling:AsynchronousClosures"
     needs_parameter_servers: ClassVar[bool] = True
     one_process: ClassVar[bool] = False
     kind: str
@@ -582,7 +583,7 @@ class Distributed(BetweenEpochs):
 class Exact(BetweenEpochs):
     """`num_shards`: the number of closures; None for a few per worker."""
 
-    implementation = "psrun.training.evaluators:make_exact"
+    implementation = "psrun.training.evaluators:exact_evaluation"
     num_shards: int | None = at_least(1)
 
 

@@ -160,7 +160,7 @@ def build_program(run: RunConfig, source: DataSource, distribution: Distribution
     with strategy.creating_in_place(), distribution.strategy.scope():
         model = make_model(run, source)
         for optimizer in keras.optimizers_within(model.network):
-            make_optimizer.prepare(optimizer, "model")
+            make_optimizer.prepare(optimizer, run, "model")
         by_fit = run.evaluation.runs_on == "fit"
         metrics = objective.metrics_of(model, task_of(source))
         metrics = objective.together(metrics, [ExamplesSeen()] if by_fit else [])

@@ -56,7 +56,7 @@ def make_optimizer(run: RunConfig) -> Any:
             )
         raise ConfigError([Problem("optimizer._target_", message)])
     _refuse_legacy(optimizer, "optimizer._target_", f"{run.optimizer.name} returned")
-    prepare(optimizer, "optimizer")
+    prepare(optimizer, run, "optimizer")
     return optimizer
 
 
@@ -69,7 +69,7 @@ def _refuse_legacy(optimizer: Any, key: str, owner: str) -> None:
     raise ConfigError([Problem(key, f"{owner} {name}, {rules.unsupported_legacy(kind)}")])
 
 
-def prepare(optimizer: Any, key: str) -> None:
+def prepare(optimizer: Any, run: RunConfig, key: str) -> None:
     """Makes an optimizer treat shards and tables as the variables that they are parts of.
 
     Args:
@@ -142,13 +142,13 @@ def _to_try(run: RunConfig, network: tf_keras.Model) -> Iterator[tuple[Any, Call
         target = replace(target, options={**target.options, "learning_rate": _RATE_TO_TRY})
     yield network.optimizer, functools.partial(make_optimizer, replace(run, optimizer=target))
     for optimizer in others_of(network):
-        yield optimizer, functools.partial(like, optimizer)
+        yield optimizer, functools.partial(like, optimizer, run)
 
 
-def like(optimizer: Any) -> Any:
+def like(optimizer: Any, run: RunConfig) -> Any:
     """A new optimizer with the options of another; raises what its `get_config` and `from_config` do."""
     other = type(optimizer).from_config(optimizer.get_config())
-    prepare(other, "model")
+    prepare(other, run, "model")
     return other
 
 

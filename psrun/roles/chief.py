@@ -51,7 +51,7 @@ from psrun.training.actions import ProfileWindow
 from psrun.training.checkpointing import CheckpointSchedule
 from psrun.training.hooks import Hooks
 from psrun.training.loop import SynchronizedStop, Trainer, TrainingRun
-from psrun.training.metric_policies import MetricPolicies
+from psrun.training.metric_policies import metric_policies
 from psrun.training.progress import Pulse
 
 TRAINERS = {"custom_loop": custom_loop.trainer, "fit": fit.trainer, "own_loop": own_loop.trainer}
@@ -211,7 +211,7 @@ def _make_run(
     """
     folder = chief.folder
     reporter = chief.reporter
-    policies = MetricPolicies(program, reporter, folder)
+    policies = metric_policies(program, reporter, folder)
     schedule = _schedule(program, folder, reporter)
     start = Position()
     if schedule is not None:
@@ -233,9 +233,10 @@ def _make_run(
     )
     steps = program.config.profile.steps
     profile = None if steps is None else ProfileWindow(run, steps, chief.topology)
-    run.actions = actions.in_order(
+    planned = actions.in_order(
         run, hooks=hooks, policies=policies, schedule=schedule, evaluator=evaluators.make(program), profile=profile
     )
+    run.plan(planned)
     return run, profile
 
 

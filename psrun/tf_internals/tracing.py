@@ -19,6 +19,7 @@ __all__ = [
     "dataset_of",
     "in_outermost_graph",
     "not_inlined",
+    "operations",
     "record_operation",
     "stop_recording",
     "unconverted",
@@ -41,6 +42,13 @@ stop_recording = record.stop_recording
 # Records outputs, inputs and the gradient of an operation on all tapes. Public is only `tf.custom_gradient`, which
 # calls its function then and there; what psrun records was computed before.
 record_operation = record.record_operation
+
+
+def operations(begin: int = 0) -> list[tf.Operation]:
+    """The operations of the graph that is traced, from number `begin` on; empty without a trace."""
+    if tf.executing_eagerly():
+        return []
+    return tf.compat.v1.get_default_graph().get_operations()[begin:]
 
 
 def not_inlined(function: Callable[..., Any]) -> Any:

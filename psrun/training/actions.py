@@ -1,20 +1,18 @@
 """What is done around the epochs of a training, each as an action, and the order in which it is done.
 
-An action is what a hook of the user is: a callable of a `HookContext`. Those of psrun also know their run.
+An action is what a hook of the user is: a callable of a `HookContext`. psrun's own actions also know their run.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
 
-from psrun.closures.measurements import step_time
 from psrun.config.topology import CHIEF, Task, Topology
 from psrun.errors import DataExhaustedError, NonFiniteLossError
 from psrun.program import objective
-from psrun.program.compiled_model import traced_forward
+from psrun.program.compiled_model import Program, traced_forward
 from psrun.results import events, profiles
 from psrun.training.checkpointing import CheckpointSchedule
 from psrun.training.evaluators import Evaluation, Evaluator, undefined_warning
@@ -45,7 +43,9 @@ def in_order(
     Raises:
       ConfigError: some predictions of the first training batch are no probabilities.
     """
-    checks = Checks(run)
+    check_predictions = prediction_check(run.program)
+    check_predictions()
+    checks = Checks(run, check_predictions)
     reports = Reports(run)
     saves = Saves(run, schedule, checks)
     evaluations = Evaluations(run, evaluator, schedule)
@@ -90,23 +90,11 @@ def in_order(
 
 
 class Checks:
-    """Ends a training that cannot succeed.
+    """Ends a training that cannot succeed."""
 
-    Predictions are checked to be probabilities if the last layer of the model does not show it: those of the first
-    training batch, computed in this process. Nothing is checked if the model has its own `train_step` and there is no
-    evaluation: then none of psrun's losses and metrics reads them.
-    """
-
-    def __init__(self, run: TrainingRun) -> None:
+    def __init__(self, run: TrainingRun, check_predictions: Callable[[], None]) -> None:
         self._run = run
-        self._features: Any = None
-        self._forward: Any = None
-        program = run.program
-        is_read = program.own_step is None or program.config.evaluation.runs_on is not None
-        if is_read and program.may_be_logits:
-            self._features = next(iter(program.data.first_batches))[0]
-            self._forward = traced_forward(program)
-        self._check_predictions()
+        self._check_predictions = check_predictions
 
     def running_loss(self, context: HookContext) -> None:
         """Raises NonFiniteLossError once the monitor has seen a loss that is not finite."""
@@ -116,7 +104,7 @@ class Checks:
     def loss(self, context: HookContext) -> None:
         """Raises NonFiniteLossError; also checks what the network returns, after the first epoch."""
         self._require_finite(context.metrics.get("loss", 0.0))
-        if self._run.program.own_step is not None:  # whose loss is that of the last step
+        if self._run.program.own_step is not None:  # whose loss is the loss of the last step
             self.mean_loss(context)
         if context.epoch == self._run.start.epochs + 1:
             self._check_predictions()  # with the weights that it began with, they may all have been 0 to 1
@@ -142,12 +130,25 @@ class Checks:
         if not math.isfinite(loss):
             raise NonFiniteLossError.of_loss(loss, self._run.epoch.number)
 
-    def _check_predictions(self) -> None:
-        if self._forward is None:
-            return
-        count = int(objective.num_outside(self._forward(self._features)))
+
+def prediction_check(program: Program) -> Callable[[], None]:
+    """A function that raises ConfigError if some predictions of the first training batch are no probabilities.
+
+    It computes them in this process. It does nothing if the last layer of the model shows that they are, or if the
+    model has its own `train_step` and there is no evaluation: then none of psrun's losses and metrics reads them.
+    """
+    is_read = program.own_step is None or program.config.evaluation.runs_on is not None
+    if not is_read or not program.may_be_logits:
+        return lambda: None
+    features = next(iter(program.data.first_batches))[0]
+    forward = traced_forward(program)
+
+    def check() -> None:
+        count = int(objective.num_outside(forward(features)))
         if count:
             raise objective.outside_error(count, "the first batch")
+
+    return check
 
 
 class Reports:
@@ -159,15 +160,21 @@ class Reports:
 
     def staleness(self, context: HookContext) -> None:
         """The staleness of the updates of the epoch, if it is known."""
-        source = self._run.delay if self._run.program.distribution.coordinator is None else self._run.meter
-        measured = {} if source is None else events.staleness_by_worker(source.take())
+        run = self._run
+        histograms: Mapping[str, events.Histogram] = {}
+        if run.program.distribution.coordinator is not None:
+            histograms = run.meter.take()
+        elif run.delay is not None:
+            histograms = run.delay.take()
+        measured = events.staleness_by_worker(histograms)
         if measured:
-            self._run.reporter.emit("staleness", step=context.step, epoch=context.epoch, **measured)
+            run.reporter.emit("staleness", step=context.step, epoch=context.epoch, **measured)
 
     def waits(self, context: HookContext) -> None:
         """How long the workers waited for each other."""
-        if self._run.has_closures:
-            self._run.reporter.emit("waits", step=context.step, epoch=context.epoch, **self._run.closures.facts())
+        run = self._run
+        if run.has_closures:
+            run.reporter.emit("waits", step=context.step, epoch=context.epoch, **run.closures.facts())
 
     def epoch(self, context: HookContext) -> None:
         """The metrics and the speed of the epoch; warns once of undefined metrics."""
@@ -175,9 +182,7 @@ class Reports:
         metrics = run.epoch.metrics
         seconds, rate = run.clock.epoch_ends(context.step, run.monitor)
         run.monitor.show({name: value for name, value in context.metrics.items() if name != "loss"})
-        mean_rate = run.clock.rate()
-        if run.profiler is not None and mean_rate:
-            run.step_time = step_time(run.profiler.measured(), run.program.distribution.num_workers / mean_rate)
+        run.measure_step_time()
         run.reporter.emit(
             "epoch",
             step=context.step,
@@ -344,8 +349,13 @@ class ProfileWindow:
         self._name = f"steps-{self._first}-{self._last}"
         self._folder = run.folder.root.path
         is_chief = run.folder.root is run.folder  # others have their own training
-        self._servers = [*topology.servers()] if topology is not None and is_chief and run.lockstep is None else []
-        self._own = profiles.OwnProfile(self._folder, CHIEF if topology is None else topology.me)
+        self._servers: list[Task] = []
+        me = CHIEF
+        if topology is not None:
+            me = topology.me
+            if is_chief and run.lockstep is None:
+                self._servers = [*topology.servers()]
+        self._own = profiles.OwnProfile(self._folder, me)
         self._done = run.first_step  # steps before the last piece
         self._began: int | None = None
         self._is_over = run.first_step >= self._last
@@ -392,9 +402,10 @@ class ProfileWindow:
 
     def _is_due(self, scheduled: int) -> bool:
         """Whether the next execution, which is as long as the last one, may have steps to profile."""
+        if self._began is not None or self._is_over or scheduled >= self._run.monitor.planned:
+            return False
         next_steps = max(1, scheduled - self._done)
-        is_left = scheduled < self._run.monitor.planned
-        return self._began is None and not self._is_over and is_left and scheduled + next_steps > self._first
+        return scheduled + next_steps > self._first
 
     def _begin(self) -> None:
         self._is_over = True  # there is one

@@ -13,6 +13,7 @@ from dataclasses import replace
 from psrun.checkpoint.checkpoints import Checkpoints
 from psrun.checkpoint.storage import PREFIX, SET_ASIDE, Manifest, Position, Store
 from psrun.config.choices import EpochCheckpoints
+from psrun.data.source import Order
 from psrun.errors import CheckpointError
 from psrun.program.compiled_model import Program
 from psrun.results.events import Reporter
@@ -138,31 +139,67 @@ def position_of_backup(built: Program, trainer: Trainer, reporter: Reporter) -> 
 
 def adapted_position(built: Program, position: Position, reporter: Reporter) -> Position:
     """`position` in terms of the current epoch length and batch size, and of the batches of a step."""
-    steps = built.config.trainer.num_steps
+    trainer = built.config.trainer
     order = built.data.order
-    batches = built.gradients_per_update
     if order is None:
-        return replace(_within(steps, position), batch=0, order=None, again=())
-    batch, left_out = order.taken_up(position.batch, position.order)
-    again = position.again if batch == position.batch else ()
-    left_out += (len(position.again) - len(again)) * order.batch_size
-    into = batch % order.batches_per_pass
-    together = steps * batches == order.batches_per_pass and built.config.trainer.has_fixed_epochs
-    done = into - len(again)
-    fits = done == position.steps * position.batches_per_step and done % batches == 0
-    position = replace(position, steps=done // batches) if together and fits else _within(steps, position)
-    if together and into != position.steps * batches + len(again):  # epochs and passes begin together
+        position = _within_epoch(position, trainer.num_steps)
+        return replace(position, batch=0, order=None, again=())
+    position, num_skipped = _in_order(position, order)
+    batches_per_step = built.gradients_per_update
+    if trainer.has_fixed_epochs and trainer.num_steps * batches_per_step == order.batches_per_pass:
+        position, num_behind = _within_pass(position, order, batches_per_step)
+        num_skipped += num_behind
+    else:
+        position = _within_epoch(position, trainer.num_steps)
+    if num_skipped:
+        reporter.warn(f"the batch size or the epochs changed: skipping the last {num_skipped:,} examples of the pass")
+    return position
+
+
+def _in_order(position: Position, order: Order) -> tuple[Position, int]:
+    """The position in the current order of examples, and the number of examples that it skips.
+
+    Batches that are to be read again have the same numbers only in the same order.
+    """
+    batch, num_skipped = order.taken_up(position.batch, position.order)
+    again = position.again
+    if batch != position.batch:
+        num_skipped += len(again) * order.batch_size
         again = ()
-        if into:
-            left_out = order.num_examples - into * order.batch_size
-            batch += order.batches_per_pass - into
-        if position.steps:
-            position = replace(position, epochs=position.epochs + 1, steps=0)
-    if left_out:
-        reporter.warn(f"the batch size or the epochs changed: skipping the last {left_out:,} examples of the pass")
-    return replace(position, batch=batch, order=order.geometry, again=again)
+    return replace(position, batch=batch, order=order.geometry, again=again), num_skipped
 
 
-def _within(steps: int, position: Position) -> Position:
-    """The position, or the next epoch if epochs of `steps` steps are too short for it."""
-    return position if position.steps < steps else replace(position, epochs=position.epochs + 1, steps=0)
+def _within_pass(position: Position, order: Order, batches_per_step: int) -> tuple[Position, int]:
+    """The position where each epoch is one pass, and the number of examples that it skips.
+
+    If the steps of the epoch are not the batches of the pass so far, the next epoch and the next pass begin together.
+    """
+    num_applied = position.batch % order.batches_per_pass - len(position.again)
+    was_together = num_applied == position.steps * position.batches_per_step
+    if was_together and num_applied % batches_per_step == 0:
+        return replace(position, steps=num_applied // batches_per_step), 0
+    position = _within_epoch(position, order.batches_per_pass // batches_per_step)
+    if num_applied == position.steps * batches_per_step:
+        return position, 0
+    return _next_pass(position, order)
+
+
+def _next_pass(position: Position, order: Order) -> tuple[Position, int]:
+    """The begin of the next epoch and the next pass, unless they begin here; and the number of skipped examples."""
+    num_skipped = 0
+    batch = position.batch
+    num_begun = batch % order.batches_per_pass
+    if num_begun:
+        num_skipped = order.num_examples - num_begun * order.batch_size
+        batch += order.batches_per_pass - num_begun
+    epochs = position.epochs
+    if position.steps:
+        epochs += 1
+    return replace(position, epochs=epochs, steps=0, batch=batch, again=()), num_skipped
+
+
+def _within_epoch(position: Position, num_steps: int) -> Position:
+    """The position, or the next epoch if epochs of `num_steps` steps are too short for it."""
+    if position.steps < num_steps:
+        return position
+    return replace(position, epochs=position.epochs + 1, steps=0)

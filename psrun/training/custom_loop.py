@@ -16,13 +16,29 @@ from psrun.closures.input_streams import Stream
 from psrun.closures.measurements import StepProfiler
 from psrun.closures.stage import Step
 from psrun.closures.stages import Closure
+from psrun.closures.training_closures import Steps
 from psrun.config.run_config import RunConfig
 from psrun.program import objective
 from psrun.program.compiled_model import Program
 from psrun.training import loop
-from psrun.training.loop import Executions, Trainer, TrainingRun
+from psrun.training.loop import Trainer, TrainingRun
 
 _MOST_KINDS = 8
+
+
+def trainer(run: RunConfig) -> Trainer:
+    """The trainer of a run; it accepts every configuration."""
+    return Trainer(_train)
+
+
+def _train(program: Program, run: TrainingRun) -> None:
+    """Runs all epochs of the program's configuration. The step is the network's own `train_step`, as in Keras."""
+    steps = Scheduler(program, run)
+    for epoch in run.epochs(steps.join):
+        for piece in epoch.pieces():
+            piece.num_steps = steps.schedule(piece.max_steps)
+            run.after_piece(piece)
+        run.after_epoch(epoch, steps.results)
 
 
 class Scheduler:
@@ -31,7 +47,7 @@ class Scheduler:
     def __init__(self, program: Program, run: TrainingRun) -> None:
         self._program = program
         self._run = run
-        self._on_workers: dict[Step | None, Executions] = {}
+        self._on_workers: dict[Step | None, Steps] = {}
         self._coordinator = program.distribution.coordinator
         self._do: dict[Step | None, Callable[[int], int]] = {}
         self._last: Any = None  # additional values that the network's own `train_step` returned in this process
@@ -86,7 +102,7 @@ class Scheduler:
         dataset = self._run.train_dataset()
         return iter(self._program.distribution.strategy.experimental_distribute_dataset(dataset()))
 
-    def _make(self, step: Step | None) -> Executions:
+    def _make(self, step: Step | None) -> Steps:
         self._on_workers[step] = loop.steps_on_workers(self._program, self._run, self._feed, self._profiler, step)
         return self._on_workers[step]
 
@@ -102,18 +118,3 @@ class Scheduler:
             return num_steps
 
         return do
-
-
-def trainer(run: RunConfig) -> Trainer:
-    """The trainer of a run; it accepts every configuration."""
-    return Trainer(_train)
-
-
-def _train(program: Program, run: TrainingRun) -> None:
-    """Runs all epochs of the program's configuration. The step is the network's own `train_step`, as in Keras."""
-    steps = Scheduler(program, run)
-    for epoch in run.epochs(steps.join):
-        for piece in epoch.pieces():
-            piece.num_steps = steps.schedule(piece.max_steps)
-            run.after_piece(piece)
-        run.after_epoch(epoch, steps.results)

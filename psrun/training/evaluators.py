@@ -12,6 +12,7 @@ cannot be merged. `validation` is part of Keras' `fit`; here is only its check.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -136,7 +137,7 @@ class Measured(NamedTuple):
 
 
 class Meters:
-    """The metric objects of an evaluation, separate from those of the training, with the same names.
+    """The metric objects of an evaluation, separate from the training's metrics, with the same names.
 
     The scope of the caller decides the placement of their variables. They use the weights of examples, if any.
     """
@@ -171,16 +172,20 @@ class Meters:
         columns = batch[3] if len(batch) == 4 else ()
         features, label, weight = tf_keras.utils.unpack_x_y_sample_weight(batch[:3])
         prediction = self._program.network(features, training=False)
-        losses = self._losses_of(label, prediction, weight if tf.nest.flatten(weight) else None)
+        losses = self._losses_of(label, prediction, _or_none(weight))
         masks = keras.masks_of(prediction)
-        return Measured(label, prediction, masks, () if weight is None else weight, losses, columns)
+        if weight is None:
+            weight = ()
+        return Measured(label, prediction, masks, weight, losses, columns)
 
     def _losses_of(self, label: Any, prediction: Any, weight: Any) -> dict[str, tf.Tensor]:
-        """The mean losses of a batch by name: the total, with regularization, and those of several outputs."""
+        """The mean losses of a batch by name: the total, with regularization, and one for each of several outputs."""
         network = self._program.network
         by_output = keras.losses_by_output(network.compiled_loss, label, prediction, weight)
-        several = {f"{name}_loss": value for name, value in by_output.items()} if len(self._losses) > 1 else {}
-        return {"loss": tf.add_n([*by_output.values(), *network.losses]), **several}
+        losses = {"loss": tf.add_n([*by_output.values(), *network.losses])}
+        if len(self._losses) > 1:
+            losses |= {f"{name}_loss": value for name, value in by_output.items()}
+        return losses
 
     def update(self, measured: Measured) -> None:
         """Updates the metrics with batches of examples."""
@@ -189,9 +194,14 @@ class Meters:
         for name, loss in losses.items():
             self._losses[name].update_state(loss, sample_weight=measured.num_examples)
         self._seen.update_state(label, prediction)
-        self._metrics.update_state(label, prediction, sample_weight=weight if tf.nest.flatten(weight) else None)
+        self._metrics.update_state(label, prediction, sample_weight=_or_none(weight))
         if self._outside is not None:
             self._outside.update_state(objective.num_outside(prediction))
+
+    def take_in(self, measured: Measured) -> Any:
+        """Updates the metrics with batches of examples; returns their `rows`."""
+        self.update(measured)
+        return self.rows(measured)
 
     def rows(self, measured: Measured) -> Any:
         """What is gathered of batches of examples: the argument of `keep`; runs where the model does."""
@@ -231,6 +241,11 @@ class Meters:
         return losses | {metric.name: objective.value_of(metric) for metric in self._metrics.metrics}
 
 
+def _or_none(weight: Any) -> Any:
+    """The weights of examples; None without weights."""
+    return weight if tf.nest.flatten(weight) else None
+
+
 class Evaluator(Protocol):
     """Evaluates a program when no step runs."""
 
@@ -253,21 +268,27 @@ def make(program: Program) -> Evaluator | None:
     if evaluation.runs_on is None:
         return None
     _check_data(program)
-    return None if evaluation.runs_on == "evaluator" else evaluation.load()(program)
+    if evaluation.runs_on == "evaluator":
+        return None
+    evaluator: Evaluator = evaluation.load()(program)
+    return evaluator
 
 
 def _check_data(program: Program) -> None:
     evaluation = program.evaluation_examples
     if int(evaluation.cardinality()) == tf.data.INFINITE_CARDINALITY:
         raise ConfigError([Problem("data", "the evaluation data is endless; remove .repeat()")])
-    here, there = (
-        tf.nest.map_structure(lambda spec: f"{spec.shape[1:]} {spec.dtype.name}", specs)
-        for specs in (evaluation.element_spec[:2], program.data.batch_spec[:2])  # either may have weights
-    )
+    here = _shapes_and_types(evaluation.element_spec)
+    there = _shapes_and_types(program.data.batch_spec)
     if here != there:
         message = f"evaluation examples have the spec {here}, but training examples {there}; make them equal"
         raise ConfigError([Problem("data", message)])
     _check_gathering(program)
+
+
+def _shapes_and_types(batch: Any) -> Any:
+    """The texts of the specs of features and labels, which may be followed by weights."""
+    return tf.nest.map_structure(lambda spec: f"{spec.shape[1:]} {spec.dtype.name}", batch[:2])
 
 
 def _check_gathering(program: Program) -> None:
@@ -315,19 +336,18 @@ class DirectEvaluation:
             called.on_test_batch_begin(index)
             self._meters.keep(self._step(batch))
             if self._own:  # reading the metrics takes time
-                called.on_test_batch_end(index, _defined(self._meters.values()))
+                called.on_test_batch_end(index, defined(self._meters.values()))
             progress()
         evaluation = self._meters.result(self._mode, step, progress)
-        called.on_test_end(_defined(evaluation.metrics))
+        called.on_test_end(defined(evaluation.metrics))
         return evaluation
 
     def _batch(self, batch: tuple[Any, ...]) -> Any:
-        measured = self._meters.measure(batch)
-        self._meters.update(measured)
-        return self._meters.rows(measured)
+        return self._meters.take_in(self._meters.measure(batch))
 
 
-def _defined(metrics: Mapping[str, float | None]) -> dict[str, float]:
+def defined(metrics: Mapping[str, float | None]) -> dict[str, float]:
+    """The metrics that are not None."""
     return {name: value for name, value in metrics.items() if value is not None}
 
 
@@ -336,7 +356,7 @@ class DistributedEvaluation:
 
     It schedules as many batches as the evaluation set has. Each worker reads the whole set repeatedly, from a different
     position, so that some examples are seen several times and some not at all, also where the number of examples seen,
-    which is counted, is that of the evaluation set. Metrics are on the parameter servers. It gathers no
+    which is counted, is the size of the evaluation set. Metrics are on the parameter servers. It gathers no
     examples: `EvaluationChoice.refusal_to_group`.
     """
 
@@ -419,9 +439,8 @@ class Shards:
         """
         in_flight = InFlightClosures(self._program.distribution, _IN_FLIGHT_PER_WORKER, in_order=True)
         for index in range(self._num_shards):
-            for result in in_flight.add(
-                self._coordinator.schedule(self._closure, args=(tf.constant(index, tf.int64),))
-            ):
+            scheduled = self._coordinator.schedule(self._closure, args=(tf.constant(index, tf.int64),))
+            for result in in_flight.add(scheduled):
                 yield self._assembled(result.fetch())
         for result in in_flight.rest():
             yield self._assembled(result.fetch())
@@ -434,12 +453,17 @@ class Shards:
         iterator = iter(dataset)
 
         def add(batch: Any, num_batches: tf.Tensor, arrays: Any) -> tuple[Any, tf.Tensor, Any]:
-            parts = [part for value in tf.nest.flatten(self._of_batch(batch.get_value())) for part in _parts(value)]
+            parts: list[tf.Tensor] = []
+            for value in tf.nest.flatten(self._of_batch(batch.get_value())):
+                parts += _parts(value)
             written = tuple(array.write(num_batches, part) for array, part in zip(arrays, parts))
             return iterator.get_next_as_optional(), num_batches + 1, written
 
         # Not a loop in Python: where AutoGraph cannot convert it, it goes on adding operations to the graph for ever.
-        arrays = tuple(_array(spec) for value in tf.nest.flatten(self.spec) for spec in _part_specs(value))
+        specs: list[tf.TensorSpec] = []
+        for value in tf.nest.flatten(self.spec):
+            specs += _part_specs(value)
+        arrays = tuple(_array(spec) for spec in specs)
         begin = (iterator.get_next_as_optional(), tf.constant(0), arrays)
         *_, arrays = tf.while_loop(lambda batch, *_: batch.has_value(), add, begin)
         return tuple(array.concat() for array in arrays)
@@ -452,7 +476,8 @@ class Shards:
             values = next(remaining)
             if not isinstance(spec, tf.RaggedTensorSpec):
                 return values
-            return tf.RaggedTensor.from_nested_row_lengths(values, [next(remaining) for _ in range(spec.ragged_rank)])
+            lengths = [next(remaining) for _ in range(spec.ragged_rank)]
+            return tf.RaggedTensor.from_nested_row_lengths(values, lengths)
 
         return tf.nest.map_structure(value, self.spec)
 
@@ -467,7 +492,8 @@ def _parts(value: Any) -> list[tf.Tensor]:
 def _part_specs(spec: Any) -> list[tf.TensorSpec]:
     if isinstance(spec, tf.RaggedTensorSpec):
         lengths = [tf.TensorSpec([None], spec.row_splits_dtype)] * spec.ragged_rank
-        return [tf.TensorSpec([None, *spec.shape[spec.ragged_rank + 1 :]], spec.dtype), *lengths]
+        values = tf.TensorSpec([None, *spec.shape[spec.ragged_rank + 1 :]], spec.dtype)
+        return [values, *lengths]
     return [spec]
 
 
@@ -477,28 +503,46 @@ def _array(batch: tf.TensorSpec) -> tf.TensorArray:
     return tf.TensorArray(batch.dtype, size=0, dynamic_size=True, infer_shape=False, element_shape=shape)
 
 
-def make_exact(program: Program) -> ExactEvaluation | DirectEvaluation:
-    """The evaluation by the workers; without workers, by this process."""
-    return DirectEvaluation(program) if program.distribution.coordinator is None else ExactEvaluation(program)
+def exact_evaluation(program: Program) -> ExactEvaluation | DirectEvaluation:
+    """The exact evaluation by the workers, which is traced here; without workers, the one by this process.
+
+    Raises:
+      ConfigError: a loss is not reduced to one number for a batch.
+    """
+    if program.distribution.coordinator is None:
+        return DirectEvaluation(program)
+    _check_losses(program.network.loss)
+    assert isinstance(program.config.evaluation, choices.Exact)
+    requested = program.config.evaluation.num_shards or SHARDS_PER_WORKER * program.distribution.num_workers
+    meters = Meters(program)  # not in the strategy's scope: variables of this process
+    num_shards = max(1, min(num_eval_batches(program.config, program.source), requested))
+    measured = functools.partial(_with_losses_of_examples, meters)
+    shards = Shards(program, num_shards, measured, program.measured_dataset)
+    spec = shards.spec
+    mean = tf.nest.map_structure(lambda losses: tf.TensorSpec([], losses.dtype), spec.losses)
+    take_in = tf.function(meters.take_in).get_concrete_function(spec._replace(losses=mean))
+    return ExactEvaluation(meters, shards, take_in)
+
+
+def _with_losses_of_examples(meters: Meters, batch: tuple[Any, ...]) -> Measured:
+    """As `Meters.measure`, with the mean losses of the batch for each of its examples."""
+    measured = meters.measure(batch)
+    count = measured.num_examples
+    return measured._replace(losses={name: tf.fill([count], loss) for name, loss in measured.losses.items()})
 
 
 class ExactEvaluation:
     """Evaluates a program on its workers, between epochs, when no step runs.
 
-    Raises:
-      ConfigError: a loss is not reduced to one number for a batch.
+    Args:
+      shards: their results are `Measured`, with the losses of a batch for each of its examples.
+      take_in: `Meters.take_in`, traced for the mean losses of a shard.
     """
 
-    def __init__(self, program: Program) -> None:
-        _check_losses(program.network.loss)
-        assert isinstance(program.config.evaluation, choices.Exact)
-        requested = program.config.evaluation.num_shards or SHARDS_PER_WORKER * program.distribution.num_workers
-        self._meters = Meters(program)  # not in the strategy's scope: variables of this process
-        num_shards = max(1, min(num_eval_batches(program.config, program.source), requested))
-        self._shards = Shards(program, num_shards, self._measured, program.measured_dataset)
-        spec = self._shards.spec
-        mean = tf.nest.map_structure(lambda losses: tf.TensorSpec([], losses.dtype), spec.losses)
-        self._take_in = tf.function(self._taken_in).get_concrete_function(spec._replace(losses=mean))
+    def __init__(self, meters: Meters, shards: Shards, take_in: Callable[[Measured], Any]) -> None:
+        self._meters = meters
+        self._shards = shards
+        self._take_in = take_in
 
     def evaluate(self, step: int, progress: Callable[[], None]) -> Evaluation:
         """Metrics over all evaluation examples, each counted once; `step` is the current step of the training.
@@ -518,22 +562,14 @@ class ExactEvaluation:
             progress()
         return self._meters.result("exact", step, progress)
 
-    def _taken_in(self, measured: Measured) -> Any:
-        self._meters.update(measured)
-        return self._meters.rows(measured)
-
-    def _measured(self, batch: tuple[Any, ...]) -> Measured:
-        """As `Meters.measure`, with the mean losses of the batch for each of its examples."""
-        measured = self._meters.measure(batch)
-        count = measured.num_examples
-        return measured._replace(losses={name: tf.fill([count], loss) for name, loss in measured.losses.items()})
-
 
 def _check_losses(losses: Any) -> None:
     """Raises ConfigError for losses of single examples, which Keras weights by the sizes of their batches."""
-    if any(getattr(loss, "reduction", None) == tf_keras.losses.Reduction.NONE for loss in tf.nest.flatten(losses)):
+    reductions = [getattr(loss, "reduction", None) for loss in tf.nest.flatten(losses)]
+    if tf_keras.losses.Reduction.NONE in reductions:
         message = "'exact' requires a loss that is one number for a batch, but its reduction is none"
-        raise ConfigError([Problem("evaluation", f"{message}; choose direct, or set reduction=sum_over_batch_size")])
+        remedy = "choose direct, or set reduction=sum_over_batch_size"
+        raise ConfigError([Problem("evaluation", f"{message}; {remedy}")])
 
 
 def _as_tensor(value: Any) -> tf.Tensor | tf.RaggedTensor:
@@ -563,15 +599,22 @@ def check_validation(program: Program) -> None:
     if tf.nest.flatten(keras.masks_of(prediction)):
         raise _not_mergeable("ignores the mask of predictions in metrics")
     for metric in Meters(program).metrics:
-        try:
-            clone = type(metric).from_config(metric.get_config())
-            before = len(clone.variables)
-            clone.update_state(label, prediction, sample_weight=weight)
-            reason = "creates variables only when called" if len(clone.variables) > before else None
-        except Exception as error:
-            reason = f"cannot be cloned: {_shown(error)}"
+        reason = _why_not_mergeable(metric, label, prediction, weight)
         if reason is not None:
             raise _not_mergeable(f"adds up the workers' metrics, but {metric.name} {reason}")
+
+
+def _why_not_mergeable(metric: tf_keras.metrics.Metric, label: Any, prediction: Any, weight: Any) -> str | None:
+    """Why the variables of clones of a metric cannot be added up; None if they can."""
+    try:
+        clone = type(metric).from_config(metric.get_config())
+        before = len(clone.variables)
+        clone.update_state(label, prediction, sample_weight=weight)
+    except Exception as error:
+        return f"cannot be cloned: {_shown(error)}"
+    if len(clone.variables) > before:
+        return "creates variables only when called"
+    return None
 
 
 def validation_examples(program: Program) -> tf.data.Dataset:

@@ -5,13 +5,14 @@ run.
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 import tf_keras
 
 from psrun.checkpoint.storage import Position
+from psrun.closures.training_closures import Steps
 from psrun.config import choices, targets
 from psrun.config.rules import TWO_RESTORES
 from psrun.config.run_config import RunConfig
@@ -20,7 +21,7 @@ from psrun.program import objective
 from psrun.program.compiled_model import Program, check_monitored_metric
 from psrun.tf_internals import keras, messages
 from psrun.training import evaluators, loop
-from psrun.training.loop import Executions, Piece, SynchronizedStop, Trainer, TrainingRun
+from psrun.training.loop import Piece, SynchronizedStop, Trainer, TrainingRun
 
 _SEEN = "examples_seen"
 _BATCH_METHODS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
@@ -105,7 +106,7 @@ class Epochs(tf_keras.callbacks.Callback):
       first_batch: the number, from 0, that Keras gives the first batch of the first epoch.
     """
 
-    def __init__(self, run: TrainingRun, steps: Executions | None, *, first_batch: int = 0) -> None:
+    def __init__(self, run: TrainingRun, steps: Steps | None, *, first_batch: int = 0) -> None:
         super().__init__()
         keras.give_unread_logs(self)
         self._run = run
@@ -142,30 +143,24 @@ class Epochs(tf_keras.callbacks.Callback):
         self._join()
         logs = {} if logs is None else logs
         logs.pop(_SEEN, None)
-        metrics: dict[str, float | None] = {}
-        validation: dict[str, float | None] = {}
-        for name, value in logs.items():
-            if name.startswith("val_"):
-                validation[name[4:]] = float(value)
-            else:
-                metrics[name] = float(value)
+        metrics, validation = _by_data(logs)
         if self._own is not None:
             metrics = self._own
         metrics |= dict.fromkeys(self._undefined_in_training)
         if type(self.model).test_step is tf_keras.Model.test_step:  # another one may report other metrics
             validation |= dict.fromkeys(self._undefined(validation))
-        # Keras' callbacks take what is not in the logs as not measured.
-        logs.clear()
-        logs |= {name: value for name, value in metrics.items() if value is not None}
-        logs |= {f"val_{name}": value for name, value in validation.items() if value is not None and name != _SEEN}
         examples_seen = int(validation.pop(_SEEN, 0) or 0)
         validated = (examples_seen, validation) if validation else None
+        # Keras' callbacks take what is not in the logs as not measured.
+        logs.clear()
+        logs |= evaluators.defined(metrics)
+        logs |= evaluators.defined({f"val_{name}": value for name, value in validation.items()})
         logs |= self._run.after_epoch(self._run.epoch, lambda: metrics, validated)
         if self._run.ends_early:
             self.model.stop_training = True
 
     def _undefined(self, names: Collection[str]) -> list[str]:
-        """Those of the metrics that are undefined by the examples which were the last to update them."""
+        """The metrics that are undefined by the examples which were the last to update them."""
         return [
             metric.name
             for metric in self.model.compiled_metrics.metrics
@@ -188,13 +183,25 @@ class Epochs(tf_keras.callbacks.Callback):
             self._undefined_in_training = self._undefined(program.metric_names)
 
 
+def _by_data(logs: Mapping[str, Any]) -> tuple[dict[str, float | None], dict[str, float | None]]:
+    """The metrics of the training data, and the metrics of the validation data without `val_`."""
+    training: dict[str, float | None] = {}
+    validation: dict[str, float | None] = {}
+    for name, value in logs.items():
+        if name.startswith("val_"):
+            validation[name.removeprefix("val_")] = float(value)
+        else:
+            training[name] = float(value)
+    return training, validation
+
+
 class ScheduledSteps(tf_keras.callbacks.Callback):
     """Makes `fit` schedule steps on workers. Put it last.
 
     `fit` looks up its train function right after the callbacks. It must not do so while another thread saves the model.
     """
 
-    def __init__(self, program: Program, steps: Executions) -> None:
+    def __init__(self, program: Program, steps: Steps) -> None:
         super().__init__()
         keras.give_unread_logs(self)
         self._steps = steps
@@ -232,13 +239,9 @@ class StopTogether(tf_keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         self._done += 1
-        last = self._lockstep.last()
-        if last == self._done:
-            self._lockstep.agreed = True
+        if self._lockstep.after_execution(self._done, is_requested=self._run.stop.requested.is_set()):
             self._run.stop.follow()
             self.model.stop_training = True
-        elif last is None and self._lockstep.leads and self._run.stop.requested.is_set():
-            self._lockstep.agree_on(self._done + 1)
 
 
 def made_callbacks(nodes: Sequence[Any], key: str) -> list[tf_keras.callbacks.Callback]:
@@ -295,11 +298,12 @@ def check_monitors(made: list[tf_keras.callbacks.Callback], program: Program) ->
     for index, callback in enumerate(made):
         if type(callback).__module__.partition(".")[0] != "tf_keras" or type(callback) is _LAMBDA:
             return
-        monitor = callback.monitor if isinstance(callback, _MONITORING) else None
+        if not isinstance(callback, _MONITORING) or callback.monitor == _LEARNING_RATE:
+            continue
         if isinstance(callback, tf_keras.callbacks.ModelCheckpoint) and not callback.save_best_only:
-            monitor = None
-        if monitor is not None and monitor != _LEARNING_RATE:
-            check_monitored_metric(f"trainer.callbacks[{index}].monitor", monitor, program)
+            continue
+        if callback.monitor is not None:
+            check_monitored_metric(f"trainer.callbacks[{index}].monitor", callback.monitor, program)
 
 
 def backup_callbacks(made: list[tf_keras.callbacks.Callback]) -> list[tf_keras.callbacks.BackupAndRestore]:
@@ -322,5 +326,7 @@ def restored_by_backups(made: list[tf_keras.callbacks.Callback], program: Progra
             callback.on_train_begin()
     epochs, steps = keras.position_in_backup(program.network, program.config.trainer.num_steps)
     done = program.iterations
+    if not done:
+        return None
     order = program.data.order.geometry if program.data.order else None
-    return Position(epochs, steps, scheduled=done, stream=0, batch=done, order=order) if done else None
+    return Position(epochs, steps, scheduled=done, stream=0, batch=done, order=order)

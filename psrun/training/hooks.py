@@ -37,7 +37,7 @@ class HookContext:
     Attributes:
       step: steps applied so far; while steps run, read twice a second.
       epoch: the running epoch, from 1; at the end of an epoch, the one that has ended.
-      metrics: of the last epoch and evaluation (as `val_*`); while steps run, `loss` is that of the running epoch.
+      metrics: of the last epoch and evaluation (as `val_*`); while steps run, `loss` is the loss of the running epoch.
       run_folder: the folder of the run.
       program: its `network` and `optimizer` may be read. While steps run, the values include the updates of some steps
         and not of others, and two reads may differ.
@@ -117,8 +117,10 @@ class Hooks:
     def _called_during(self, hook: choices.Hook, function: Action, program: Program, monitor: ProgressMonitor) -> bool:
         """Calls a hook while steps run; returns whether it succeeded."""
         try:
-            loss = monitor.progress.loss if monitor.progress else None
-            metrics = {**monitor.metrics, **({} if loss is None else {"loss": loss})}
+            metrics = dict(monitor.metrics)
+            progress = monitor.progress
+            if progress is not None and progress.loss is not None:
+                metrics["loss"] = progress.loss
             context = HookContext(monitor.last_step, monitor.epoch, metrics, self._folder.path, program)
             _call(hook, function, context)
         except Exception as error:

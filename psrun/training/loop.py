@@ -22,11 +22,10 @@ import tensorflow as tf
 from psrun import files
 from psrun.checkpoint.storage import Position
 from psrun.closures.delays import SimulatedDelay
-from psrun.closures.input_streams import InputPosition, Stream
-from psrun.closures.measurements import StalenessMeter, StepProfiler, StepTime
-from psrun.closures.scheduling import AsynchronousSteps, Packed, RoundClosures, SynchronousSteps
+from psrun.closures.input_streams import Stream, TrainingInput
+from psrun.closures.measurements import StalenessMeter, StepProfiler, StepTime, step_time
 from psrun.closures.stage import Step
-from psrun.closures.training_closures import TrainingClosures
+from psrun.closures.training_closures import Packed, StepKind, Steps, TrainingClosures
 from psrun.process import Stop
 from psrun.program.compiled_model import Program
 from psrun.results.events import Reporter
@@ -77,7 +76,7 @@ class Epoch:
 
     Attributes:
       number: from 1; 0 before the first.
-      num_steps: steps scheduled so far, with those of earlier processes.
+      num_steps: steps scheduled so far, by this process and earlier ones.
       is_joined: whether all of its steps are done.
       is_over: whether its metrics are known.
       is_last: whether no epoch follows as planned; decided after it.
@@ -127,7 +126,7 @@ class Epoch:
 
 
 class TrainingRun:
-    """A training from its start position to its end. Calls in another order than that of the module raise RuntimeError.
+    """A training from its start position to its end. Calls in another order than the module shows raise RuntimeError.
 
     Args:
       folder: the run folder, which records the results.
@@ -136,7 +135,6 @@ class TrainingRun:
       lockstep: set if other processes apply the same steps.
 
     Attributes:
-      actions: what is done at each moment; nothing until they are set.
       epoch: the running epoch, or the last one.
       scheduled: number of steps scheduled by this process.
       left: number of steps to apply when the run began.
@@ -162,7 +160,7 @@ class TrainingRun:
         self.start = start
         self.stop = stop
         self.lockstep = lockstep
-        self.actions = Actions()
+        self._actions = Actions()
         self.num_epochs = program.config.trainer.num_epochs
         self.steps_per_epoch = program.config.trainer.num_steps
         self.first_step = program.iterations
@@ -172,16 +170,21 @@ class TrainingRun:
         )
         self.clock = Clock(self.first_step)
         self.scheduled = 0
-        mode = program.config.consistency
-        self.delay: SimulatedDelay | None = mode.load()(program, mode) if mode.one_process else None
+        self.delay = _simulated_delay(program)
         self.profiler: StepProfiler | None = None
         self.step_time: StepTime | None = None
         self.epoch = Epoch(self, start.epochs, is_joined=True, is_over=True)
         self._pause_epoch = folder.root.pause_epoch  # is written before the process starts
-        self._feeds = InputPosition(program, start, self.first_step)
+        self._input = TrainingInput(program, start, self.first_step)
         self._join: Callable[[], None] = lambda: None
 
     # -- the loop
+
+    def plan(self, actions: Actions) -> None:
+        """Says what is done at each moment: nothing until this is called. Call before the first epoch."""
+        if self.epoch.number != self.start.epochs:
+            raise RuntimeError(f"epoch {self.epoch.number} has begun: call plan before the first one")
+        self._actions = actions
 
     def epochs(self, join: Callable[[], None]) -> Iterator[Epoch]:
         """The remaining epochs; fewer if an evaluation ends the training early.
@@ -199,7 +202,7 @@ class TrainingRun:
             raise RuntimeError(f"epoch {self.epoch.number} is not over: call after_epoch")
         self.epoch = Epoch(self, self.epoch.number + 1, self.steps_begun)
         self._join = join
-        self._do(self.actions.before_epoch, self.monitor.last_step)
+        self._do(self._actions.before_epoch, self.monitor.last_step)
         self.clock.epoch_begins()
         self.monitor.epoch_begins(self.epoch.number)
         return self.epoch
@@ -210,7 +213,7 @@ class TrainingRun:
             raise RuntimeError("no epoch is running: call begin, or iterate epochs")
         self.scheduled += piece.num_steps
         self.epoch.num_steps += piece.num_steps
-        self._do(self.actions.after_piece, self.monitor.last_step)
+        self._do(self._actions.after_piece, self.monitor.last_step)
 
     def join(self) -> None:
         """Waits for the steps of the running epoch, which gets no more; does nothing the second time."""
@@ -220,7 +223,7 @@ class TrainingRun:
         self.epoch.is_joined = True
         self.clock.steps_joined()
         self.monitor.epoch_ends(self.program.iterations)
-        self._do(self.actions.when_joined, self.monitor.last_step)
+        self._do(self._actions.when_joined, self.monitor.last_step)
 
     def wait(self) -> None:
         """Waits for all steps scheduled so far; the epoch goes on."""
@@ -245,16 +248,16 @@ class TrainingRun:
         epoch.values |= {name: value for name, value in epoch.metrics.items() if value is not None}
         epoch.validation = validation
         epoch.is_over = True
-        self._do(self.actions.after_epoch, self.program.iterations)
+        self._do(self._actions.after_epoch, self.program.iterations)
         return dict(epoch.evaluation)
 
     def check(self) -> None:
         """Raises what makes it useless to go on. Call between pieces."""
-        self._do(self.actions.during_epoch, self.monitor.last_step)
+        self._do(self._actions.during_epoch, self.monitor.last_step)
 
     def end(self) -> None:
         """Call when the trainer is done."""
-        self._do(self.actions.at_end, self.program.iterations)
+        self._do(self._actions.at_end, self.program.iterations)
 
     def _do(self, actions: Sequence[Action], step: int) -> None:
         context = HookContext(step, self.epoch.number, self.epoch.values, self.folder.path, self.program)
@@ -316,15 +319,20 @@ class TrainingRun:
 
     def position(self, *, within_epoch: bool) -> Position:
         """The position to resume at: within the epoch, or after it. Call when all steps are done."""
-        steps = self.epoch.num_steps if within_epoch else 0
+        epochs = self.epoch.number
+        steps = 0
+        if within_epoch:
+            epochs -= 1
+            steps = self.epoch.num_steps
+        batches = self._input.position(self.scheduled)
         return Position(
-            epochs=self.epoch.number - 1 if within_epoch else self.epoch.number,
+            epochs=epochs,
             steps=steps,
             scheduled=self.start.scheduled + self.scheduled,
-            stream=self._feeds.stream,
-            batch=self._feeds.next_batch(self.scheduled),
+            stream=self._input.stream,
+            batch=batches.first,
             order=self.start.order,
-            again=self._feeds.left,
+            again=list(batches.again),
             batches_per_step=self.program.gradients_per_update,
         )
 
@@ -332,11 +340,11 @@ class TrainingRun:
 
     def feed(self) -> Stream:
         """Where the steps on workers get their batches, from here on."""
-        return self._feeds.on_workers(self.scheduled)
+        return self._input.on_workers(self.scheduled)
 
     def train_dataset(self) -> Callable[..., tf.data.Dataset]:
         """Makes the training data from here on, in this process."""
-        return self._feeds.dataset(self.scheduled)
+        return self._input.dataset(self.scheduled)
 
     def make_profiler(self) -> StepProfiler:
         """The profiler that measures where the time of steps on workers goes."""
@@ -354,6 +362,12 @@ class TrainingRun:
         """Measures the staleness of updates on workers."""
         return StalenessMeter(self.program.distribution.num_workers)
 
+    def measure_step_time(self) -> None:
+        """Updates `step_time`, if steps on workers are measured. Call at the end of an epoch."""
+        rate = self.clock.rate()
+        if self.profiler is not None and rate:
+            self.step_time = step_time(self.profiler.measured(), self.program.distribution.num_workers / rate)
+
     @property
     def has_closures(self) -> bool:
         """Whether steps were scheduled on workers."""
@@ -366,6 +380,15 @@ class TrainingRun:
             self.folder.emit("packed", step=step, **asdict(packed))
         else:
             self.reporter.emit("packing", step=step, **asdict(packed))
+
+
+def _simulated_delay(program: Program) -> SimulatedDelay | None:
+    """What simulates late updates in this process; None if the mode is another."""
+    mode = program.config.consistency
+    if not mode.one_process:
+        return None
+    delay: SimulatedDelay = mode.load()(program, mode)
+    return delay
 
 
 @dataclass(frozen=True)
@@ -389,49 +412,62 @@ class SynchronizedStop:
     Between two executions the chief writes the number of the next one into `marker`. No other task can have finished
     that execution by then, so all tasks read the number at its end or before.
 
-    Attributes:
+    Args:
       leads: whether this is the chief.
+
+    Attributes:
       agreed: whether this task has reached the agreed execution.
     """
 
     marker: Path
     leads: bool
-    agreed: bool = False
+    agreed: bool = field(default=False, init=False)
 
     def begin(self) -> None:
         """Forgets what the previous chief agreed on."""
         if self.leads:
             self.marker.unlink(missing_ok=True)
 
-    def last(self) -> int | None:
-        """The number, from 1 at the start of the processes, of the last execution to do; None to continue."""
+    def after_execution(self, number: int, *, is_requested: bool) -> bool:
+        """Whether this task stops after an execution; call after each one.
+
+        Args:
+          number: of the execution, from 1 at the start of the processes.
+          is_requested: whether this task was asked to stop.
+        """
+        last = self._last()
+        if last == number:
+            self.agreed = True
+        elif last is None and self.leads and is_requested:
+            files.write_atomic(self.marker, str(number + 1))
+        return last == number
+
+    def _last(self) -> int | None:
+        """The number of the last execution to do; None to continue."""
         try:
             return int(self.marker.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
 
-    def agree_on(self, last: int) -> None:
-        files.write_atomic(self.marker, str(last))
-
-
-Executions = AsynchronousSteps | SynchronousSteps
-
 
 def steps_on_workers(
     program: Program, run: TrainingRun, feed: Stream, profiler: StepProfiler, step: Step | None = None
-) -> Executions:
+) -> Steps:
     """Schedules the steps of one kind, as the consistency mode says.
 
     Args:
-      feed, profiler, step: as for `AsynchronousSteps`.
+      feed, profiler, step: as in `StepKind`.
     """
-    closures, meter = run.closures, run.meter
-    if isinstance(closures, RoundClosures):
-        run.packed(Packed(1))
-        return SynchronousSteps(
-            program, closures, feed, profiler, meter, ends_epoch=run.ends_epoch, warn=run.warn, step=step
-        )
-    planned = run.left - run.scheduled
-    return AsynchronousSteps(
-        program, closures, feed, profiler, meter, run.packed, planned=planned, warn=run.warn, step=step
+    closures = run.closures
+    kind = StepKind(
+        program,
+        feed,
+        profiler,
+        run.meter,
+        step,
+        planned=run.left - run.scheduled,
+        ends_epoch=run.ends_epoch,
+        warn=run.warn,
+        on_packed=run.packed,
     )
+    return closures.steps(kind)

@@ -24,7 +24,7 @@ _RECORDS_KEPT = 100  # one per epoch: more than anybody keeps checkpoints
 class Plateau:
     """Counts consecutive evaluations without an improvement.
 
-    The rule is that of `tf_keras.callbacks.EarlyStopping` and `ReduceLROnPlateau` (there with `cooldown=0`).
+    `tf_keras.callbacks.EarlyStopping` and `ReduceLROnPlateau` (with `cooldown=0`) have the same rule.
 
     Attributes:
       best: the best value so far; None before the first.
@@ -84,6 +84,36 @@ class Plateau:
         return gain > self.rule.min_delta
 
 
+def metric_policies(program: Program, reporter: Reporter, folder: RunFolder) -> MetricPolicies:
+    """The early stopping and the learning rate reduction that are configured.
+
+    Args:
+      program: its optimizer must have the configured learning rate: call this before a checkpoint is restored.
+
+    Raises:
+      ConfigError: the run has no such metric, or the learning rate is a schedule.
+    """
+    config = program.config
+    if config.early_stopping.metric is not None:
+        check_monitored_metric("early_stopping.metric", config.early_stopping.metric, program)
+    configured = None
+    if config.reduce_lr.metric is not None:
+        check_monitored_metric("reduce_lr.metric", config.reduce_lr.metric, program)
+        configured = _changeable_rate(program.optimizer)
+    return MetricPolicies(program, reporter, folder, configured)
+
+
+def _changeable_rate(optimizer: Any) -> float:
+    """The learning rate of the optimizer, which is a number from now on."""
+    try:
+        rate = float(optimizer.learning_rate)
+        optimizer.learning_rate = rate
+    except TypeError:
+        message = "requires a number as learning rate, but the optimizer has a schedule"
+        raise ConfigError([Problem("reduce_lr.metric", message)]) from None
+    return rate
+
+
 class MetricPolicies:
     """Applies early stopping and learning rate reduction to one training.
 
@@ -91,39 +121,26 @@ class MetricPolicies:
     patience and the learning rate of that moment. The evaluator task itself stops the training for its own metrics.
 
     Args:
-      program: its optimizer must have the configured learning rate: create this object before restoring a checkpoint.
-
-    Raises:
-      ConfigError: the run has no such metric, or the learning rate is a schedule.
+      configured: the configured learning rate, if it may be lowered; None otherwise.
     """
 
-    def __init__(self, program: Program, reporter: Reporter, folder: RunFolder) -> None:
+    def __init__(self, program: Program, reporter: Reporter, folder: RunFolder, configured: float | None) -> None:
         config = program.config
         self._optimizer = program.optimizer
         self._reporter = reporter
         self._folder = folder
+        self._configured = configured
         self._stopping = Plateau(config.early_stopping)
         self._lowering = Plateau(config.reduce_lr)
         self._lower = config.reduce_lr
-        for key, rule in (("early_stopping", config.early_stopping), ("reduce_lr", config.reduce_lr)):
-            if rule.metric is not None:
-                check_monitored_metric(f"{key}.metric", rule.metric, program)
         by_evaluator = config.evaluation.runs_on == "evaluator"
-        self._evaluator = config.evaluation.kind if by_evaluator and self._lower.metric is not None else None
         self._stops_elsewhere = by_evaluator and (config.early_stopping.metric or "").startswith("val_")
-        self._configured = self._changeable_rate() if self._lower.metric is not None else None
+        self._evaluator: str | None = None  # whose evaluations lower the rate
+        if by_evaluator and config.reduce_lr.metric is not None:
+            self._evaluator = config.evaluation.kind
         self._records: list[dict[str, Any]] = []
         self._seen: set[str] = set()  # checkpoints whose evaluation by the evaluator was processed
         self._of_training: set[str] = set()
-
-    def _changeable_rate(self) -> float:
-        try:
-            rate = float(self._optimizer.learning_rate)
-            self._optimizer.learning_rate = rate
-            return rate
-        except TypeError:
-            message = "requires a number as learning rate, but the optimizer has a schedule"
-            raise ConfigError([Problem("reduce_lr.metric", message)]) from None
 
     def go_on(self, step: int) -> None:
         """Restores the state of `step`. Call when its variables were restored."""
@@ -133,10 +150,13 @@ class MetricPolicies:
         last = self._records[-1] if self._records else {}
         self._seen = set(last.get("seen", ()))
         # Ignore evaluations of later checkpoints: the run takes those checkpoints again, with other values.
-        self._seen |= {checkpoint for evaluation, checkpoint in self._by_evaluator() if evaluation.step > step}
+        for evaluation, checkpoint in self._by_evaluator():
+            if evaluation.step > step:
+                self._seen.add(checkpoint)
         if last.get("stopping"):
             self._stopping.restore(last["stopping"])
-        if last.get("configured") == self._configured is not None and self._lowering.restore(last["lowering"]):
+        is_same = self._configured is not None and last.get("configured") == self._configured
+        if is_same and self._lowering.restore(last["lowering"]):
             self._optimizer.learning_rate = last["rate"]
 
     def lower_rate(self, context: HookContext) -> None:
@@ -145,8 +165,9 @@ class MetricPolicies:
         """
         config = context.program.config
         if config.learning_rate_falls:
+            rate = config.optimizer.options["learning_rate"]
             share = (context.epoch - 0.5) / config.trainer.num_epochs
-            self._optimizer.learning_rate = config.optimizer.options["learning_rate"] * (1 + cos(pi * share)) / 2
+            self._optimizer.learning_rate = rate * (1 + cos(pi * share)) / 2
 
     def after_training(self, context: HookContext) -> None:
         """Processes the metrics of an epoch, and saves the state.
@@ -198,6 +219,6 @@ class MetricPolicies:
 
     def _by_evaluator(self) -> list[tuple[evaluators.Evaluation, str]]:
         """The evaluations of the evaluator, if a policy needs them."""
-        return (
-            list(evaluators.kept_evaluations(self._folder.root.evaluations, self._evaluator)) if self._evaluator else []
-        )
+        if self._evaluator is None:
+            return []
+        return list(evaluators.kept_evaluations(self._folder.root.evaluations, self._evaluator))

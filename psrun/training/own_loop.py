@@ -74,7 +74,7 @@ class LoopSession:
         Args:
           step: a function of one batch, (features, label); by default the network's `train_step`. It is traced: pass
             the same function object each time. Its return value is ignored; use metrics.
-          num_steps: the number of steps; None for those of one execution (`trainer.steps_per_execution`), at most
+          num_steps: the number of steps; None for the steps of one execution (`trainer.steps_per_execution`), at most
             `steps_left`.
 
         Returns:

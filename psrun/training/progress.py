@@ -28,7 +28,7 @@ class Pulse:
     Attributes:
       state: 'starting', 'training', or the activity between epochs.
       last_step: number of applied steps at the last read; exact at the end of an epoch.
-      step_at_s: when `last_step` last changed, as of `time.time`.
+      step_at_s: when `last_step` last changed, on the clock of `time.time`.
       slowest_step_s: the longest time between two such changes while training.
       advances: counts other work, such as evaluated batches.
       progress: the last report.
@@ -146,8 +146,11 @@ class ProgressMonitor(Pulse):
 
     def _report(self, step: int, loss: float | None) -> None:
         self._samples.append((time.monotonic(), step))
-        (start_s, start), (now_s, now) = self._samples[0], self._samples[-1]
-        rate = (now - start) / (now_s - start_s) if now_s > start_s else 0.0
+        start_s, start = self._samples[0]
+        now_s, now = self._samples[-1]
+        rate = 0.0
+        if now_s > start_s:
+            rate = (now - start) / (now_s - start_s)
         examples = rate * self._program.examples_per_step
         self.progress = Progress(self.epoch, self._epochs, step, self.planned, rate, examples, loss, self.metrics)
         self._reporter.progress(self.progress)
@@ -155,8 +158,10 @@ class ProgressMonitor(Pulse):
     def loss(self) -> float | None:
         """The mean loss of the running epoch; None right after its reset."""
         own = self._program.own_step
-        measured = self._program.network.metrics if own is None else [own.running_loss]
-        metric = next((metric for metric in measured if own is not None or metric.name == "loss"), None)
+        if own is None:
+            metric = next((metric for metric in self._program.network.metrics if metric.name == "loss"), None)
+        else:
+            metric = own.running_loss
         if metric is None:
             return None
         read = self._own_part if self._program.config.cluster.has_synchronous_workers else _read
@@ -208,7 +213,8 @@ class Clock:
         """Seconds of the whole epoch, and its steps per second, when `step` steps have been applied in total."""
         steps = step - self._step
         began_s = self._began_s
-        if self._step == self._first_step and monitor.first_step_count < step and monitor.first_step_s is not None:
+        is_first = self._step == self._first_step
+        if is_first and monitor.first_step_count < step and monitor.first_step_s is not None:
             # Tracing and connecting count as the time to the first step, not as slow steps.
             steps = step - monitor.first_step_count
             began_s = monitor.first_step_s

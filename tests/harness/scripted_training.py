@@ -21,7 +21,7 @@ from psrun.training import actions, checkpointing
 from psrun.training.checkpointing import CheckpointSchedule
 from psrun.training.evaluators import Evaluation
 from psrun.training.loop import TrainingRun
-from psrun.training.metric_policies import MetricPolicies
+from psrun.training.metric_policies import metric_policies
 
 NUM_EVAL = 10
 MOST_PIECES = 1_000
@@ -155,7 +155,7 @@ class ScriptedTraining:
         self._script = script or Script()
         self.program: Any = _Program(self._config, self._script)
         reporter = Reporter([self, self.folder], started_s=time.time())
-        policies = MetricPolicies(self.program, reporter, self.folder)
+        policies = metric_policies(self.program, reporter, self.folder)
         schedule = None
         start = Position()
         if isinstance(self._config.checkpoint, choices.EpochCheckpoints):
@@ -168,9 +168,8 @@ class ScriptedTraining:
         self.run = TrainingRun(self.program, reporter, folder=self.folder, start=start, stop=Stop())
         hooks: Any = SimpleNamespace(check=lambda context: None, after_epoch=self._hook, end=lambda context: None)
         evaluator: Any = SimpleNamespace(evaluate=self._evaluate) if evaluates else None
-        self.run.actions = actions.in_order(
-            self.run, hooks=hooks, policies=policies, schedule=schedule, evaluator=evaluator
-        )
+        planned = actions.in_order(self.run, hooks=hooks, policies=policies, schedule=schedule, evaluator=evaluator)
+        self.run.plan(planned)
         pieces = 0
         for epoch in self.run.epochs(self.program.join):
             for piece in epoch.pieces():

@@ -59,8 +59,7 @@ class Losing:
         for slot, last in enumerate(applied._in_slot):
             if last is not None:
                 counted = {task: int(applied._counts[task][slot].numpy()) for task in applied._updating}
-                expected = applied._after(last)
-                assert counted == {task: expected[task] for task in counted}
+                assert counted == {task: last.after[task] for task in counted}
 
     def execute(self, closure: Any, worker: Any) -> None:
         is_of_steps = getattr(closure, "psrun_again", None) is not None and self._packings

@@ -16,8 +16,8 @@ from support import REPOSITORY, TABLED, variables
 
 from psrun.checkpoint.storage import Store
 from psrun.closures.delays import wait
-from psrun.closures.input_streams import DealtInput
-from psrun.closures.training_closures import TrainingClosures
+from psrun.closures.input_streams import DealtInput, NextBatches
+from psrun.closures.scheduling import AsynchronousClosures
 from psrun.cluster import strategy
 from psrun.config import choices
 
@@ -76,7 +76,7 @@ def test_no_bound_is_broken_in_ten_thousand_updates_with_a_slow_worker(three_wor
         (choices.Asynchronous("async"), 0),
     ):
         rounds = observed(three_workers, num_rounds, 0.01, delay)
-        closures = TrainingClosures(three_workers, mode)
+        closures = AsynchronousClosures(three_workers, mode)
         for number in range(num_rounds if mode.needs_parameter_servers else 300):
             rounds.schedule(closures, number)
         closures.join()
@@ -173,15 +173,15 @@ def test_steps_and_loops_of_users_are_synchronous_too(train, own):
 
 
 def test_batches_that_were_not_applied_come_first():
-    dealt = DealtInput(lambda: None, 12, again=[3, 7])
+    dealt = DealtInput(lambda: None, NextBatches(12, (3, 7)))
     assert [int(dealt._number(np.int64(place))) for place in range(4)] == [3, 7, 12, 13]
-    assert (dealt.next_number, dealt.left) == (12, [3, 7])
+    assert dealt.position() == (12, (3, 7))
     dealings = [dealt.deal(1) for _ in range(4)]
-    assert (dealt.next_number, dealt.left) == (14, [])
+    assert dealt.position() == (14, ())
     dealt.deal_again([dealings[2], dealings[0]])
-    assert (dealt.next_number, dealt.left) == (14, [3, 12])
+    assert dealt.position() == (14, (3, 12))
     assert [int(dealt.deal(1)["place"]) for _ in range(3)] == [0, 2, 4]
-    assert (dealt.next_number, dealt.left) == (15, [])
+    assert dealt.position() == (15, ())
 
 
 # -- a mode of the user's, which adds a stage from outside the package

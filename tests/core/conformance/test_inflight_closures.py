@@ -10,7 +10,7 @@ import tensorflow as tf
 from tensorflow.python.distribute.coordinator import cluster_coordinator
 from tensorflow.python.eager import cancellation
 
-from psrun.closures.input_streams import DealtInput, Stream
+from psrun.closures.input_streams import DealtInput, NextBatches, Stream
 from psrun.closures.training_closures import InFlightClosures
 from psrun.cluster import strategy
 from psrun.config import choices
@@ -124,7 +124,7 @@ def _stream() -> Stream:
 
 
 def _dealt() -> DealtInput:
-    return DealtInput(lambda context, numbers: numbers().map(lambda number: (number, _slowly(number))), 0)
+    return DealtInput(lambda context, numbers: numbers().map(lambda number: (number, _slowly(number))), NextBatches(0))
 
 
 @pytest.mark.thorough

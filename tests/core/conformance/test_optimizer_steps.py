@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
+from support import run_config
 
 from psrun.closures.training_closures import InFlightClosures
 from psrun.cluster import strategy
@@ -77,8 +78,11 @@ def made(kind: type, given: dict[str, Any]) -> Any:
     return optimizer
 
 
+RUN = run_config("mode=export", "resume=here")
+
+
 def prepared(optimizer: Any) -> Any:
-    make_optimizer.prepare(optimizer, "optimizer")
+    make_optimizer.prepare(optimizer, RUN, "optimizer")
     return optimizer
 
 

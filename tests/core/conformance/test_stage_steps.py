@@ -18,7 +18,7 @@ from psrun.closures.measurements import StalenessMeter
 from psrun.closures.server_updates import AppliedSteps, GradientRounds
 from psrun.closures.stage import Stage
 from psrun.closures.stages import Closure
-from psrun.closures.worker_variables import DenseBundles, RowPrefetch, WorkerLocalVariables
+from psrun.closures.worker_variables import DenseBundles, RowPrefetch, WorkerLocalVariables, read_as_a_whole
 from psrun.cluster import placement, strategy
 from psrun.data import loading
 from psrun.program.build import build_program, build_state, start_afresh
@@ -143,7 +143,7 @@ def test_unrolled_steps_are_those_of_numpy_and_are_counted(cluster_spec, monkeyp
     servers = OnServers(cluster_spec[1], *pieces, "partitioner=none", rule=dense_apart)
     meter = StalenessMeter(1)
     applied = AppliedSteps(servers.program, most=2, is_plain=True)
-    stages = [applied, DenseBundles(servers.program, meter, every, rows_ahead=ahead)]
+    stages = [applied, DenseBundles(servers.program, read_as_a_whole(servers.program), meter, every, rows_ahead=ahead)]
     stages += [RowPrefetch(servers.program)] if ahead else []
     closure = servers.closure(*stages)
     function = closure.trace(4, num_steps=4)
@@ -198,8 +198,8 @@ def test_a_step_that_one_server_lacks_is_applied_there_alone(cluster_spec, monke
     expected.step(IDS[0])
     expected.check(servers)
 
-    applied.skipped = {0}
-    completing = closure.trace(1, num_steps=1)
+    with applied.skipping({0}):
+        completing = closure.trace(1, num_steps=1)
     execution = applied.claim(1, {1})
     servers.run(closure, completing, IDS[1:2], counts=tf.constant(execution.slot))
     assert applied.done(execution, 0.0) == {1: 1}
@@ -230,7 +230,10 @@ def test_late_gradients_are_compensated_and_applied_at_a_smaller_rate(cluster_sp
     late = ("optimizer.delay_compensation=0.7", "optimizer.staleness_aware=true")
     servers = OnServers(cluster_spec[1], "partitioner=fixed_shards", *late)
     meter = StalenessMeter(1)
-    closure = servers.closure(DenseBundles(servers.program, meter, 1, rows_ahead=False), Meanwhile(servers, meter))
+    closure = servers.closure(
+        DenseBundles(servers.program, read_as_a_whole(servers.program), meter, 1, rows_ahead=False),
+        Meanwhile(servers, meter),
+    )
     servers.run(closure, closure.trace(2, num_steps=2), IDS[:2])
     expected = ByHand()
     for ids in IDS[:2]:

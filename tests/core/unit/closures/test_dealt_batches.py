@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psrun.closures.input_streams import DealtInput
+from psrun.closures.input_streams import DealtInput, NextBatches
 
 pytestmark = pytest.mark.tensorflow
 any_case = settings(deadline=None, derandomize=True, max_examples=60)
@@ -33,16 +33,16 @@ def run(stream: DealtInput, schedule: list[tuple[int, int]]) -> list[int]:
 def test_each_batch_is_applied_once_over_all_cuts_of_a_run(parts, first, again):
     again = sorted(number for number in again if number < first)
     applied: list[int] = []
-    position = (first, again)
+    position = NextBatches(first, tuple(again))
     for schedule in parts:
-        stream = DealtInput(None, position[0], again=position[1])
+        stream = DealtInput(None, position)
         applied += run(stream, schedule)
-        position = (stream.next_number, stream.left)
+        position = stream.position()
         assert len(set(applied)) == len(applied)
-        assert sorted([*applied, *position[1]]) == [*again, *range(first, position[0])]
+        assert sorted([*applied, *position.again]) == [*again, *range(first, position.first)]
 
 
 def test_what_is_left_is_dealt_first_and_in_order():
-    stream = DealtInput(None, 10, again=[3, 7])
+    stream = DealtInput(None, NextBatches(10, (3, 7)))
     assert run(stream, [(4, 1), (1, 1), (1, 1)]) == [3, 7, 10]
-    assert (stream.next_number, stream.left) == (12, [11])
+    assert stream.position() == (12, (11,))

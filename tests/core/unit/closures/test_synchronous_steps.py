@@ -40,18 +40,21 @@ def test_each_batch_of_an_epoch_is_applied_in_it_whichever_gradients_come_first(
         schedule_slot=lambda function, inputs, slot: dealt[-1].append(inputs["batch"]) or inputs,
         first=lambda num_averaged: [len(dealt[-1]) - 1],
     )
-    steps = SynchronousSteps.__new__(SynchronousSteps)  # without the traces of a program
-    vars(steps).update(
-        _closures=closures,
-        _feed=feed,
-        _profiler=SimpleNamespace(wanted=lambda: False),
-        _meter=SimpleNamespace(count_averaged=lambda: None),
-        _ends_epoch=lambda: len(applied) % per_epoch == per_epoch - 1,
-        _closure=SimpleNamespace(flat=lambda inputs: inputs),
-        _function=SimpleNamespace(structured_outputs=None),
-        _iterator=None,
-        _num_averaged=1,
-        _apply=lambda number, chosen: applied.append(dealt[-1][int(chosen[0])]),
+    kind = SimpleNamespace(
+        program=SimpleNamespace(gradients_per_update=1),
+        feed=feed,
+        iterator=None,
+        logs={},
+        profiler=SimpleNamespace(wanted=lambda: False),
+        meter=SimpleNamespace(count_averaged=lambda: None),
+        ends_epoch=lambda: len(applied) % per_epoch == per_epoch - 1,
+    )
+    steps = SynchronousSteps(
+        kind,
+        closures,
+        closure=SimpleNamespace(flat=lambda inputs: inputs),
+        function=SimpleNamespace(structured_outputs=None),
+        apply=lambda number, chosen: applied.append(dealt[-1][int(chosen[0])]),
     )
     for _ in range(3 * per_epoch):
         dealt.append([])

@@ -60,6 +60,6 @@ def test_an_optimizer_that_cannot_be_tried_is_a_warning():
 def test_an_optimizer_like_that_of_a_model_can_be_made():
     own = Lamb(0.1, clipnorm=0.5)
     own.build([tf.Variable([1.0])])
-    like = make_optimizer.like(own)
+    like = make_optimizer.like(own, run_config())
     assert (type(like), like.clipnorm) == (Lamb, 0.5)
-    assert not make_optimizer.equal_in_shards(lambda: make_optimizer.like(own))
+    assert not make_optimizer.equal_in_shards(lambda: make_optimizer.like(own, run_config()))

@@ -279,7 +279,7 @@ def test_a_run_goes_through_its_moments(run):
     def noted(moment):
         return lambda *, context: moments.append((moment, context.epoch, dict(context.metrics)))
 
-    run.actions = Actions(**{name: [noted(name)] for name in Actions.__dataclass_fields__})
+    run.plan(Actions(**{name: [noted(name)] for name in Actions.__dataclass_fields__}))
     for epoch in run.epochs(lambda: moments.append("joined")):
         for piece in epoch.pieces():
             piece.num_steps = min(piece.max_steps, 4)
