@@ -199,7 +199,8 @@ class Calibration(_Sums):
         return not float(self._of_examples()[1]) > 0
 
 
-BY_NAME: dict[str, type[tf_keras.metrics.Metric]] = {
+# Metrics of the probabilities of a binary label by name; `psrun.config.rules.METRICS_OF_PROBABILITIES` lists them, too.
+OF_PROBABILITIES: dict[str, type[tf_keras.metrics.Metric]] = {
     "auc": AUC,
     "log_loss": LogLoss,
     "normalized_entropy": NormalizedEntropy,

@@ -82,7 +82,8 @@ class Stages:
     """Composes stages.
 
     Args:
-      stages: in any order; of one kind, the first is the outer one.
+      stages: in any order; of one kind, the first is the outer one. `ORDER` sorts the kinds: the first is the outermost
+        for batches and steps, so that gradients reach the last one first.
     """
 
     def __init__(self, optimizer: Any, stages: Iterable[Stage]) -> None:
@@ -129,7 +130,7 @@ class Stages:
             yield lambda: step(take())
 
     def _composed(self, method: str) -> Callable[[Apply], Apply] | None:
-        """What wraps the application of gradients by a method of all stages; None if no stage has it."""
+        """A function that wraps the application of gradients in this method of every stage; None if no stage has it."""
         default = getattr(Stage, method)
         wraps = [getattr(stage, method) for stage in self._stages if getattr(type(stage), method) is not default]
         if not wraps:

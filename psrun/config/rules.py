@@ -15,8 +15,8 @@ from psrun.config import choices, schema, targets
 from psrun.config.run_config import OF_A_RUN, ModelKeys, RunConfig
 from psrun.errors import Problem
 
-# Of the probabilities of a binary label (`psrun.metrics`). Keras has another AUC.
-OWN_METRICS = ("auc", "log_loss", "normalized_entropy", "calibration")
+# The names of `psrun.metrics.OF_PROBABILITIES`, which imports TensorFlow. Keras has another AUC.
+METRICS_OF_PROBABILITIES = ("auc", "log_loss", "normalized_entropy", "calibration")
 # Names that Keras resolves by the shapes of labels and predictions; they are in no module.
 NAMES_BY_SHAPE = frozenset({"accuracy", "acc", "crossentropy", "ce"})
 # Parameters of every loss and metric; the configuration does not set them.
@@ -58,7 +58,7 @@ def problems_of_model_keys(keys: ModelKeys) -> list[Problem]:
 
 def is_metric(name: str) -> bool:
     """Whether tf-keras, psrun or a part has a metric of this name."""
-    return is_keras_metric(name) or name in OWN_METRICS or _offered_class(name) is not None
+    return is_keras_metric(name) or name in METRICS_OF_PROBABILITIES or _offered_class(name) is not None
 
 
 def is_keras_metric(name: str) -> bool:
@@ -137,7 +137,7 @@ def loss_names() -> frozenset[str]:
 @functools.cache
 def metric_names() -> frozenset[str]:
     """The names of Keras' metrics, and of psrun's own."""
-    return _keras_metrics() | NAMES_BY_SHAPE | {*OWN_METRICS}
+    return _keras_metrics() | NAMES_BY_SHAPE | {*METRICS_OF_PROBABILITIES}
 
 
 @functools.cache

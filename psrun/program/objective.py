@@ -125,7 +125,7 @@ def metrics_of(model: Model, task: str | None, *, evaluating: bool = False) -> A
 
 def _refuse_probabilities(made: Any, what: str) -> None:
     """Raises ConfigError if there are metrics of probabilities."""
-    of_probabilities: Any = tuple(metrics.BY_NAME.values())
+    of_probabilities: Any = tuple(metrics.OF_PROBABILITIES.values())
     for metric in tf.nest.flatten(made):
         if isinstance(metric, of_probabilities):
             message = f"has {metric.name}, a metric of probabilities, but the model returns {what}; remove it"
@@ -196,7 +196,7 @@ def _own_metric(name: str, *, from_logits: bool) -> tf_keras.metrics.Metric | Ga
     Raises:
       ValueError: the number in the name is missing, or is no positive integer.
     """
-    kind = metrics.BY_NAME.get(name.lower())
+    kind = metrics.OF_PROBABILITIES.get(name.lower())
     if kind is not None:
         return kind(from_logits=from_logits)
     if rules.is_keras_metric(name):
@@ -247,7 +247,7 @@ def is_undefined(metric: tf_keras.metrics.Metric) -> bool:
 
     Keras returns 0 or 1 then. An AUC of several labels is Keras' mean of theirs, unless none of these is defined.
     """
-    if isinstance(metric, tuple(metrics.BY_NAME.values())):
+    if isinstance(metric, tuple(metrics.OF_PROBABILITIES.values())):
         return hasattr(metric, "is_undefined") and metric.is_undefined()
     if not isinstance(metric, (*_OF_POSITIVES, *_OF_BOTH)) or not metric.variables:
         return False

@@ -22,7 +22,11 @@ from psrun.recsys.kept_examples import KeptExamples
 from psrun.recsys.metrics.ranking import RankingMetric
 
 # The metrics of Keras' kind that estimates have too, by the same definition.
-_ESTIMATED = (*metrics.BY_NAME.values(), tf_keras.metrics.MeanAbsoluteError, tf_keras.metrics.RootMeanSquaredError)
+_ESTIMATED = (
+    *metrics.OF_PROBABILITIES.values(),
+    tf_keras.metrics.MeanAbsoluteError,
+    tf_keras.metrics.RootMeanSquaredError,
+)
 
 Metrics = Mapping[str, Sequence[RankingMetric]]  # by output, '' for the only one
 

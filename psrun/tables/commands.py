@@ -41,7 +41,7 @@ from psrun.tables.proposals import Proposal
 from psrun.tables.rows import TEXT, Layout, LayoutKeys
 
 _LINE = 120  # characters of the longest feature that is written on one line
-_FORMATS = ("csv", "tsv", "parquet", "arrow")  # those with a schema
+_FORMATS = tuple(name for name, form in formats.FORMATS.items() if form.has_columns)
 
 
 def main(arguments: list[str]) -> ExitCode:

@@ -8,6 +8,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,20 +22,7 @@ from psrun.tables.rows import TAB, TEXT, Layout, LayoutKeys, Rows
 _ROWS_AT_ONCE = 1 << 15
 _BEYOND_INT64 = pa.decimal128(38, 0)  # integers of which some are no int64
 _SNIFFED_BYTES = 1 << 16
-_ENDINGS = {
-    ".csv": "csv",
-    ".tsv": "tsv",
-    ".tab": "tsv",
-    ".tfrecord": "tfrecord",
-    ".tfrecords": "tfrecord",
-    ".parquet": "parquet",
-    ".pq": "parquet",
-    ".arrow": "arrow",
-    ".ipc": "arrow",
-    ".feather": "arrow",
-}
 _SPREADSHEETS = (".xlsx", ".xls", ".xlsm", ".ods")
-_MAGIC = {b"PAR1": "parquet", b"ARROW1": "arrow"}
 # Formats that are not read, and how to make Parquet of them.
 _FROM_JSON_LINES = "pandas.read_json({name!r}, lines=True).to_parquet({target!r})"
 _FROM_JSON = "pandas.read_json({name!r}).to_parquet({target!r})"
@@ -62,12 +50,22 @@ def detect(names: Sequence[str]) -> str:
         for refused, conversion in _CONVERSIONS.items():
             if plain.endswith(refused):
                 raise _convert_first(name, conversion)
-        ending = next((each for each in _ENDINGS if plain.endswith(each)), None)
-        by_format.setdefault(_ENDINGS[ending] if ending else _sniffed(name), name)
+        form = _named(plain)
+        if form is None:
+            form = _sniffed(name)
+        by_format.setdefault(form, name)
     if len(by_format) > 1:
         examples = " and ".join(f"{name} ({form})" for form, name in by_format.items())
         raise ConfigError([Problem("data.path", f"matches files of several formats, {examples}; choose one format")])
     return next(iter(by_format))
+
+
+def _named(name: str) -> str | None:
+    """The format that the ending of a file's name tells; None if it tells none."""
+    for form, known in FORMATS.items():
+        if name.endswith(known.endings):
+            return form
+    return None
 
 
 def _sniffed(name: str) -> str:
@@ -77,8 +75,8 @@ def _sniffed(name: str) -> str:
         raise ConfigError([Problem("data.format", message)])
     with storage.data_errors(name), storage.opened(name) as stream:
         start = stream.read(_SNIFFED_BYTES)
-    for magic, form in _MAGIC.items():
-        if start.startswith(magic):
+    for form, known in FORMATS.items():
+        if known.magic is not None and start.startswith(known.magic):
             return form
     first, *rest = start.decode("utf-8", "replace").splitlines()[:20] or [""]
     if "\0" not in first and first.startswith("{"):
@@ -237,9 +235,10 @@ def _data_errors(name: str) -> contextlib.AbstractContextManager[None]:
 
 def suggestions(name: str, layout: Layout) -> Sequence[str]:
     """The names of a file's columns; of TFRecord, those of the first record."""
-    if layout.format == "tfrecord":
+    names = columns(name, layout)
+    if names is None:
         return importlib.import_module("psrun.tables.records").columns(name)
-    return columns(name, layout) or ()
+    return names
 
 
 def _numbered_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[Rows]:
@@ -247,11 +246,6 @@ def _numbered_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[Rows]:
     for batch in batches:
         yield Rows(batch, np.arange(first, first + batch.num_rows))
         first += batch.num_rows
-
-
-def _parquet_schema(name: str, layout: Layout) -> pa.Schema:
-    with storage.opened_anywhere(name) as stream:
-        return parquet.read_schema(stream).remove_metadata()
 
 
 def _parquet_rows(name: str, wanted: Sequence[str], layout: Layout) -> Iterator[Rows]:
@@ -265,15 +259,12 @@ def _parquet_rows(name: str, wanted: Sequence[str], layout: Layout) -> Iterator[
 def index_columns(names: Sequence[str], layout: Layout) -> set[str]:
     """The columns of Parquet or Arrow files that the metadata of one of them calls the index of a pandas DataFrame."""
     found: set[str] = set()
+    own_schema = FORMATS[layout.format].own_schema
+    if own_schema is None:
+        return found
     for name in names:
-        if layout.format == "parquet":
-            with _data_errors(name), storage.opened_anywhere(name) as stream:
-                metadata = parquet.read_schema(stream).metadata
-        elif layout.format == "arrow":
-            with _data_errors(name), storage.opened_anywhere(name) as stream:
-                metadata = ipc.open_file(stream).schema.metadata
-        else:
-            return set()
+        with _data_errors(name), storage.opened_anywhere(name) as stream:
+            metadata = own_schema(stream).metadata
         described = json.loads((metadata or {}).get(b"pandas", b"{}"))
         for each in described.get("index_columns", ()):
             if isinstance(each, str):  # a range of numbers is no column
@@ -281,9 +272,8 @@ def index_columns(names: Sequence[str], layout: Layout) -> set[str]:
     return found
 
 
-def _arrow_schema(name: str, layout: Layout) -> pa.Schema:
-    with storage.opened_anywhere(name) as stream:
-        return ipc.open_file(stream).schema.remove_metadata()
+def _arrow_schema(stream: Any) -> pa.Schema:
+    return ipc.open_file(stream).schema
 
 
 def _arrow_rows(name: str, wanted: Sequence[str], layout: Layout) -> Iterator[Rows]:
@@ -300,14 +290,42 @@ def _record_rows(name: str, wanted: Sequence[str], layout: Layout) -> Iterator[R
 
 @dataclass(frozen=True)
 class _Format:
-    schema: Callable[[str, Layout], pa.Schema | None]
+    """A format of files.
+
+    Attributes:
+      endings: of names that tell the format.
+      rows: the rows of a file with the wanted columns.
+      magic: the first bytes of each file; None if they tell nothing.
+      own_schema: the schema that an open file holds; None if files hold none.
+      text_schema: the schema of a file of text; None if the format is none of text.
+    """
+
+    endings: tuple[str, ...]
     rows: Callable[[str, Sequence[str], Layout], Iterator[Rows]]
+    magic: bytes | None = None
+    own_schema: Callable[[Any], pa.Schema] | None = None
+    text_schema: Callable[[str, Layout], pa.Schema] | None = None
+
+    @property
+    def has_columns(self) -> bool:
+        """Whether all records of a file have the same columns."""
+        return self.own_schema is not None or self.text_schema is not None
+
+    def schema(self, name: str, layout: Layout) -> pa.Schema | None:
+        """The columns of a file with their types; None if each record has its own."""
+        if self.text_schema is not None:
+            return self.text_schema(name, layout)
+        if self.own_schema is None:
+            return None
+        with storage.opened_anywhere(name) as stream:
+            return self.own_schema(stream).remove_metadata()
 
 
+# To read one more format, add it here; `pyarrow` reads its rows, as `_arrow_rows` shows.
 FORMATS: dict[str, _Format] = {
-    "csv": _Format(text.schema, text.rows),
-    "tsv": _Format(text.schema, text.rows),
-    "parquet": _Format(_parquet_schema, _parquet_rows),
-    "arrow": _Format(_arrow_schema, _arrow_rows),
-    "tfrecord": _Format(lambda name, layout: None, _record_rows),
+    "csv": _Format((".csv",), text.rows, text_schema=text.schema),
+    "tsv": _Format((".tsv", ".tab"), text.rows, text_schema=text.schema),
+    "parquet": _Format((".parquet", ".pq"), _parquet_rows, b"PAR1", parquet.read_schema),
+    "arrow": _Format((".arrow", ".ipc", ".feather"), _arrow_rows, b"ARROW1", _arrow_schema),
+    "tfrecord": _Format((".tfrecord", ".tfrecords"), _record_rows),
 }

@@ -83,7 +83,7 @@ def test_probabilities_are_measured_as_the_counters_of_an_evaluation_do(from_log
     weight = rng.integers(0, 4, 3000).astype(np.float32)
     rows = Columns(None, label, score, probability, weight, {})
     found = estimates(rows, [], "binary", intervals=metrics.Intervals(from_logits))["metrics"]
-    made = {name: kind(from_logits=from_logits) for name, kind in metrics.BY_NAME.items()}
+    made = {name: kind(from_logits=from_logits) for name, kind in metrics.OF_PROBABILITIES.items()}
     for metric in made.values():
         metric.update_state(label, score, weight)
     assert found == pytest.approx({name: float(metric.result()) for name, metric in made.items()}, rel=1e-6)

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from psrun import metrics
+from psrun.config import rules
 from psrun.program.objective import value_of
 
 pytestmark = pytest.mark.tensorflow
@@ -107,7 +108,7 @@ def test_losses_and_calibration_are_their_definitions_over_all_batches(label, fr
         "normalized_entropy": loss / log_loss(label, base, weight),
         "calibration": (weight * probability).sum() / (weight * label).sum(),
     }
-    made = {name: metrics.BY_NAME[name](from_logits=from_logits) for name in expected}
+    made = {name: metrics.OF_PROBABILITIES[name](from_logits=from_logits) for name in expected}
     assert {name: value_of(updated(each, label, score, weight)) for name, each in made.items()} == pytest.approx(
         expected, rel=1e-5
     )
@@ -129,5 +130,9 @@ def test_losses_and_calibration_are_their_definitions_over_all_batches(label, fr
     ],
 )
 def test_one_class(name, label, is_undefined):
-    metric = updated(metrics.BY_NAME[name](), np.full(6, label, np.float32), np.full(6, 0.5, np.float32))
+    metric = updated(metrics.OF_PROBABILITIES[name](), np.full(6, label, np.float32), np.full(6, 0.5, np.float32))
     assert (value_of(metric) is None) == is_undefined
+
+
+def test_the_configuration_knows_the_names_of_all_metrics_of_probabilities():
+    assert set(rules.METRICS_OF_PROBABILITIES) == set(metrics.OF_PROBABILITIES)
