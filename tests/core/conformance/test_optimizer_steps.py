@@ -295,7 +295,7 @@ def test_gradients_that_are_clipped_are_not_summed_before(option):
         network=network,
         optimizer=tf_keras.optimizers.SGD(0.1, **option),
         distribution=SimpleNamespace(coordinator=object()),
-        first_batches=[(tf.zeros([4, 2], tf.int64), None)],
+        data=SimpleNamespace(first_batches=[(tf.zeros([4, 2], tf.int64), None)]),
     )
     decided = compiled_model.decide_lookups(program)
     assert [each.deduplicate for each in decided] == ([] if option else [True])

@@ -11,7 +11,7 @@ from list_features import NUM_EVAL, NUM_TRAIN, Histories, own_data, started, wri
 from support import last_choices, run_config
 
 from psrun.data.source import Order
-from psrun.program.compiled_model import _SEED_STRIDE
+from psrun.program.batches import _SEED_STRIDE
 from psrun.roles import planner
 from psrun.tables.table import Table
 

@@ -23,7 +23,7 @@ from table_files import write
 from psrun import metrics
 from psrun.data.source import Order
 from psrun.errors import DataError
-from psrun.program.compiled_model import _SEED_STRIDE
+from psrun.program.batches import _SEED_STRIDE
 from psrun.roles import planner
 
 pytestmark = pytest.mark.tensorflow
