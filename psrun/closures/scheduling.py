@@ -48,7 +48,6 @@ class AsynchronousClosures(TrainingClosures):
         self.num_kinds = 0
 
     def steps(self, kind: StepKind) -> AsynchronousSteps:
-        _ = kind.iterator  # workers begin to read while the closure is traced
         applied = AppliedSteps(kind.program, self.most, is_plain=kind.is_plain)
         closure = kind.closure([applied, *self.stages(kind.program)])
         self.num_kinds += 1
@@ -433,7 +432,6 @@ class RoundClosures(TrainingClosures):
 
     def steps(self, kind: StepKind) -> SynchronousSteps:
         kind.on_packed(Packed(1))
-        _ = kind.iterator  # workers begin to read while the closure is traced
         rounds = GradientRounds(kind.program)
         closure = kind.closure([rounds, *self.stages(kind.program)])
         function = closure.trace(1, num_steps=1)

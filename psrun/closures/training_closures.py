@@ -208,8 +208,9 @@ class StepKind:
         Raises:
           ConfigError: weights or rows cannot be exchanged as the trainer's options ask.
         """
+        iterator = self.iterator  # first: workers begin to read while the closure is made and traced
         common = stages.on_workers(self.program, self.profiler, self.meter, self.warn)
-        return Closure(self.program, self.feed, [*parts, *common], self.step, iterator_spec(self.iterator))
+        return Closure(self.program, self.feed, [*parts, *common], self.step, iterator_spec(iterator))
 
 
 class Steps(Protocol):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,10 @@ from pyarrow import csv, parquet
 from psrun.checkpoint import trained_model
 from psrun.checkpoint.storage import Store
 from psrun.config.run_config import RunConfig
-from psrun.data import loading
 from psrun.errors import PsrunError
 from psrun.recsys import interactions
 from psrun.recsys.pair_scores import PairScores
-from psrun.results.events import Reporter
-from psrun.roles.checkpoint_modes import report_differences
+from psrun.roles.checkpoint_modes import source_here
 from psrun.roles.chief import Chief
 from psrun.roles.table import TaskContext
 
@@ -34,12 +31,8 @@ def run(run_config: RunConfig, context: TaskContext) -> None:
       PsrunError: there is no such checkpoint, or the file cannot be written.
     """
     folder = context.folder
-    reporter = Reporter([context.console], started_s=context.started_s)
-    with Chief(run_config, replace(context, topology=None), reporter) as chief:
-        source = loading.load_source(run_config, folder.stored().get("data"), chief.preparing, folder.root.path)
-        report_differences(source, folder, reporter, run_config.mode)
-        run_config = loading.planned(run_config, source)
-        loaded = trained_model.load(run_config, source, Store(folder.checkpoints), reporter.warn)
+    with source_here(run_config, context) as (chief, source, run_config):
+        loaded = trained_model.load(run_config, source, Store(folder.checkpoints), chief.reporter.warn)
         evaluation = run_config.evaluation
         known = interactions.of_run(evaluation, source, loaded.model)
         table = _recommended(known, PairScores(loaded.model, known), run_config, chief)
@@ -47,7 +40,7 @@ def run(run_config: RunConfig, context: TaskContext) -> None:
         step = loaded.checkpoint.step
         path = Path(keys.path).expanduser() if keys.path else folder.predictions / f"{step}-top.{keys.file_format}"
         _write(table, path, keys.file_format or "csv")
-        reporter.emit("predictions", step=step, path=str(path), count=len(table), malformed=0)
+        chief.reporter.emit("predictions", step=step, path=str(path), count=len(table), malformed=0)
 
 
 def _recommended(known: interactions.Interactions, scores: PairScores, run_config: RunConfig, chief: Chief) -> pa.Table:

@@ -318,7 +318,7 @@ def run_evaluate(run_config: RunConfig, context: TaskContext) -> None:
             saved.chief.reporter.warn(result.undefined, step=result.step)
 
 
-def report_differences(source: DataSource, folder: RunFolder, reporter: Reporter, mode: str) -> None:
+def _report_differences(source: DataSource, folder: RunFolder, reporter: Reporter, mode: str) -> None:
     """Warns where data differs from what the run was trained on, and records it in run.json if the run is over."""
     for text in Remarks.of(source).differences:
         reporter.warn(text)
@@ -342,6 +342,24 @@ class SavedProgram:
     folder: RunFolder
 
 
+def _source_of(run_config: RunConfig, folder: RunFolder, chief: Chief) -> tuple[DataSource, RunConfig]:
+    """The data of the run in `folder`, and the configuration with the numbers that follow from the data.
+
+    Reports how the data differ from what the run was trained on.
+    """
+    source = loading.load_source(run_config, folder.stored().get("data"), chief.preparing, folder.root.path)
+    _report_differences(source, folder, chief.reporter, run_config.mode)
+    return source, loading.planned(run_config, source)
+
+
+@contextmanager
+def source_here(run_config: RunConfig, context: TaskContext) -> Iterator[tuple[Chief, DataSource, RunConfig]]:
+    """This process as a chief without a cluster, the data, and the configuration with the numbers that follow."""
+    reporter = Reporter([context.console], started_s=context.started_s)
+    with Chief(run_config, replace(context, topology=None), reporter) as chief:
+        yield (chief, *_source_of(run_config, context.folder, chief))
+
+
 @contextmanager
 def saved_program(run_config: RunConfig, context: TaskContext, *, state: str) -> Iterator[SavedProgram]:
     """Connects to the cluster and restores the checkpoint that the configuration names; ends the servers afterwards.
@@ -360,9 +378,8 @@ def saved_program(run_config: RunConfig, context: TaskContext, *, state: str) ->
     reporter = Reporter(sinks, started_s=context.started_s)
     with Chief(run_config, context, reporter) as chief:
         strategy.prepare(run_config.cluster, context.topology)
-        source = loading.load_source(run_config, folder.stored().get("data"), chief.preparing, folder.path)
-        report_differences(source, folder, reporter, run_config.mode)
-        with chief.program(loading.planned(run_config, source), source) as program:
+        source, planned = _source_of(run_config, folder, chief)
+        with chief.program(planned, source) as program:
             store = Store(folder.checkpoints)
             checkpoint = trained_model.restore(program.network, run_config.restore, store, reporter.warn)
             chief.restored(checkpoint.step)
@@ -482,17 +499,13 @@ def run_predict(run_config: RunConfig, context: TaskContext) -> None:
 def _run_here(run_config: RunConfig, context: TaskContext) -> None:
     """Predicts in this process, with the whole model."""
     folder = context.folder
-    reporter = Reporter([context.console], started_s=context.started_s)
-    with Chief(run_config, replace(context, topology=None), reporter) as chief:
-        source = loading.load_source(run_config, folder.stored().get("data"), chief.preparing, folder.root.path)
-        report_differences(source, folder, reporter, run_config.mode)
-        run_config = loading.planned(run_config, source)
+    with source_here(run_config, context) as (chief, source, run_config):
         rows = _input_of(source, run_config.predict.keep)
-        loaded = trained_model.load(run_config, source, Store(folder.checkpoints), reporter.warn)
+        loaded = trained_model.load(run_config, source, Store(folder.checkpoints), chief.reporter.warn)
         step = loaded.checkpoint.step
         path = _path(run_config, folder, step)
         count = _write(path, run_config, source, loaded.model.network, rows, _here(run_config, loaded), chief)
-        _report(reporter, step, path, count, rows.problems)
+        _report(chief.reporter, step, path, count, rows.problems)
 
 
 def _path(run_config: RunConfig, folder: RunFolder, step: int) -> Path:
