@@ -339,11 +339,13 @@ class Measurements:
 
     def rounds(self) -> list[Rates]:
         """For each round the median of each way's windows."""
-        last = max((each.round for each in (*self.timed, *self.failed)), default=-1)
+        numbers = [each.round for each in self.timed]
+        numbers += [each.round for each in self.failed]
+        last = max(numbers, default=-1)
         medians: list[dict[str, float]] = [{} for _ in range(1 + last)]
         for timed in self.timed:
             medians[timed.round][timed.name] = statistics.median(timed.rates)
-        return medians
+        return [*medians]
 
     def summaries(self) -> dict[str, Summary]:
         """Over all windows of all rounds, by way."""

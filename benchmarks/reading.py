@@ -100,12 +100,13 @@ def preparations(folder: Path, checkout: Path | None) -> dict[str, Callable[[], 
 
 
 def rate_of(way: str, folder: Path, version: Path) -> Callable[[], float]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(version), str(BENCHMARKS)))}
-    command = [sys.executable, str(BENCHMARKS / "reading.py"), "--one", way, str(folder)]
+    benchmarks = version / "benchmarks"  # its own script: modules have other names in other versions
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(version), str(benchmarks)))}
+    command = [sys.executable, str(benchmarks / "reading.py"), "--one", way, str(folder)]
 
     def rate() -> float:
-        output = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
-        return NUM_ROWS / float(output.splitlines()[-1])
+        finished = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
+        return NUM_ROWS / float(finished.stdout.splitlines()[-1])
 
     return rate
 
@@ -153,7 +154,7 @@ def batches(folder: Path, seconds: float) -> dict[str, Callable[[], float]]:
     """Functions that measure how many examples a second a worker counts."""
     import tensorflow as tf
 
-    from psrun.closures.input_streams import DealtInput, Stream
+    from psrun.closures.input_streams import DealtInput, NextBatches, Stream
     from psrun.cluster import strategy
     from psrun.config import choices
     from psrun.data.source import converted_batches
@@ -175,8 +176,8 @@ def batches(folder: Path, seconds: float) -> dict[str, Callable[[], float]]:
         return converted_batches(source, numbers(), order, seed, with_number).prefetch(2)
 
     feeds: Mapping[str, Any] = {
-        PSRUN: DealtInput(dealt, 0),
-        EXAMPLES: Stream(examples(source._train, single)),
+        PSRUN: DealtInput(dealt, NextBatches(0)),
+        EXAMPLES: Stream(examples(source.training_rows, single)),
         TEXT: Stream(text(folder / FILES["criteo"])),
     }
     return {name: counting(coordinator, feed, seconds) for name, feed in feeds.items()}
@@ -236,7 +237,7 @@ def write_single(source: Any, path: Path) -> None:
     import tensorflow as tf
 
     with tf.io.TFRecordWriter(str(path)) as writer:
-        for _, _, columns in source._train.in_order(BATCH).as_numpy_iterator():
+        for _, _, columns in source.training_rows.in_order(BATCH).as_numpy_iterator():
             for row in range(len(columns["label"])):
                 example = tf.train.Example()
                 for name, values in columns.items():

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -63,6 +63,7 @@ def timed(workers: int, waits_s: Sequence[float], seconds: float) -> dict[str, R
     strategy.prepare(cluster, None)
     distribution = strategy.connect(cluster, choices.NoPartitioner(kind="none"))
     coordinator = distribution.coordinator
+    assert coordinator is not None  # as in every cluster with parameter servers
 
     def waiting(wait_s: float) -> Any:
         @tf.function
@@ -193,7 +194,7 @@ def main() -> None:
     parser.add_argument("--report", type=Path, help=argparse.SUPPRESS)  # the process that is timed writes it
     options = parser.parse_args()
     if options.part:
-        parts = {
+        parts: dict[str, Callable[[], Any]] = {
             "rates": lambda: timed(options.workers[0], options.waits, options.seconds),
             "bandwidth": lambda: bandwidth(50),
         }

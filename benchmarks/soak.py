@@ -16,6 +16,7 @@ where the counts of all checkpoints are exact, run.json has every loss, and no p
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import os
 import random
@@ -25,6 +26,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import psutil
 from rich.console import Console
 from rich.table import Table
 
@@ -140,6 +142,15 @@ def _count(kills: int, seed: int, root: Path, console: Console) -> bool:
     raise AssertionError("unreachable")
 
 
+def _lose_fork_server(cluster: Cluster, signum: int) -> None:
+    """Kills or stops the fork server, if there is one."""
+    for child in psutil.Process(cluster.process.pid).children():
+        with contextlib.suppress(psutil.Error):  # it has ended just now
+            title = " ".join(child.cmdline())
+            if title.startswith("psrun fork-server"):
+                child.send_signal(signum)
+
+
 def _problems(root: Path, mode: str, faults: Sequence[str], draw: random.Random) -> list[str]:
     """What is wrong with the end and the tables of a run with faults."""
     environment = {"PYTHONPATH": str(Path(counting.__file__).parent)}
@@ -158,7 +169,7 @@ def _problems(root: Path, mode: str, faults: Sequence[str], draw: random.Random)
         for fault, step in zip(faults, sorted(draw.randrange(last_step) for _ in faults)):
             cluster.wait_for_step(step)
             if fault in _FORK_SERVER_FAULTS:
-                cluster.lose_fork_server(_FORK_SERVER_FAULTS[fault])
+                _lose_fork_server(cluster, _FORK_SERVER_FAULTS[fault])
                 continue
             if fault != "SIGINT":
                 cluster.kill(fault)

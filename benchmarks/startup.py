@@ -120,9 +120,9 @@ def _serves_again_s(cluster: Cluster, task: str) -> float:
 
 def _memory(cluster: Cluster) -> Figures:
     """Proportional set sizes, summed over all processes, in 10**6 bytes."""
-    cluster.tree.look(now=True)
+    cluster.look(now=True)
     sums_kb = Counter[str]()
-    for each in (cluster.process, *cluster.tree.running()):
+    for each in (cluster.process, *cluster.left()):
         with contextlib.suppress(OSError):  # it has ended just now
             lines = Path(f"/proc/{each.pid}/smaps_rollup").read_text(encoding="ascii").splitlines()[1:]
             sums_kb.update({key.rstrip(":"): int(number) for key, number, _ in map(str.split, lines)})

@@ -38,7 +38,8 @@ from sklearn.metrics import accuracy_score, r2_score, roc_auc_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, OrdinalEncoder, StandardScaler
 
-from psrun.tables import formats, splits
+from psrun.tables import splits
+from psrun.tables.rows import Layout
 
 _METRICS = {"binary": "val_auc", "multiclass": "val_accuracy"}
 _MAX_CATEGORIES = 255  # of HistGradientBoosting
@@ -134,7 +135,7 @@ TABLES = (
 def sides(run_folder: Path, csv_path: Path) -> np.ndarray:
     """For each row of the file, whether the run evaluated on it."""
     split = json.loads((run_folder / "run.json").read_text())["data"]["split"]["spec"]
-    return splits.held_out([str(csv_path)], formats.Layout("csv"), splits.read(split))
+    return splits.held_out([str(csv_path)], Layout("csv"), splits.read(split))
 
 
 def baselines(frame: pd.DataFrame, label: str, task: str, evaluated: np.ndarray) -> dict[str, float]:

@@ -183,7 +183,8 @@ class Limit:
         def steps(iterator: Any) -> None:
             first = self._iterations.read_value()
             for index in range(UNROLLED):
-                self.step(*next(iterator), first + index)
+                features, labels = next(iterator)
+                self.step(features, labels, first + index)
             self._iterations.assign_add(UNROLLED)
 
         return steps
@@ -339,7 +340,12 @@ def scheduled(
 ) -> tuple[Steps, Any]:
     if strategy is None:
         iterator = iter(make_dataset(source, options))
-        return lambda count: [steps(iterator) for _ in range(count // packed)] and None, iterator
+
+        def train_here(count: int) -> None:
+            for _ in range(count // packed):
+                steps(iterator)
+
+        return train_here, iterator
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
     iterator = iter(coordinator.create_per_worker_dataset(lambda: make_dataset(source, options)))
 

@@ -79,7 +79,7 @@ class Worker:
         torch.manual_seed(1000 + index)
         self._plan, self._data, self._network = plan, data, dense_layers(plan.sizes)
         self._loss = torch.nn.BCEWithLogitsLoss()
-        self._order = iter(())
+        self._order: Iterator[torch.Tensor] = iter(())
 
     def _batch(self) -> list[torch.Tensor]:
         indices = next(self._order, None)

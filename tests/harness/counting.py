@@ -27,7 +27,7 @@ class Numbered(ArraySource):
 
     def __init__(self, *, examples: int) -> None:
         ids = np.arange(examples)
-        label = np.zeros((examples, 1), np.float32)
+        label: Any = np.zeros((examples, 1), np.float32)
         part = {name: ids for name in TABLES}, label
         features = {name: Feature((), tf.int64) for name in TABLES}
         super().__init__(features=features, task="regression", train=part, evaluation=part)

@@ -102,11 +102,15 @@ class Cluster:
 
     def wait_for(self, kind: str, count: int = 1, *, within_s: float = BOUND_S) -> dict[str, Any]:
         """The event of that kind with that number."""
-        return self.wait(
-            lambda: self.events(kind)[count - 1 : count] or self._ended_early(),
-            f"event {kind} {count}",
-            within_s=within_s,
-        )[0]
+
+        def find() -> list[dict[str, Any]]:
+            found = self.events(kind)[count - 1 : count]
+            if not found:
+                self._ended_early()
+            return found
+
+        event: dict[str, Any] = self.wait(find, f"event {kind} {count}", within_s=within_s)[0]
+        return event
 
     def wait_for_step(self, step: int) -> None:
         """Training steps are being applied and `step` is done; fails where no step is done within the bound."""
