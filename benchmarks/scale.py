@@ -8,7 +8,7 @@ second as there can be, then closures that wait (a sleep in Python, which takes 
 what share of those that the workers could do is done. What follows is reckoned from the processor time of a closure,
 the servers' part of it included, which other programs on the machine change least. A parameter server in a process of
 its own sends a large variable to a worker, over the loopback interface. `mode=plan` tells the bytes of a step of an
-experiment. From the three follows what is needed for more workers than there are here: see docs/explanation/scale.md.
+experiment. Together they show what more workers need than there are here: see docs/explanation/measurements.md.
 """
 
 from __future__ import annotations

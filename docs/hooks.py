@@ -18,37 +18,44 @@ _TUTORIALS = [
     {"A recommender for MovieLens in ten minutes": "tutorials/movielens.md"},
     {"A project with your own code": "tutorials/own-project.md"},
 ]
-_ENGINES = [
-    {"Where to run": "guides/engines/index.md"},
-    {"This machine": "guides/engines/local.md"},
-    {"Processes that you start": "guides/engines/tf_config.md"},
-    {"Slurm": "guides/engines/slurm.md"},
-    {"Kubernetes": "guides/engines/kubernetes.md"},
-    {"Ray": "guides/engines/ray.md"},
-]
 _GUIDES = [
-    {"Configure a run": "guides/configuration.md"},
-    {"Read data from files": "guides/files.md"},
-    {"Who reads which example": "guides/visitation.md"},
-    {"Consistency of asynchronous training": "guides/consistency.md"},
-    {"Labels that are words": "guides/labels.md"},
-    {"Large embedding tables": "guides/large-tables.md"},
-    {"Save and resume": "guides/checkpoints.md"},
-    {"Evaluate": "guides/evaluation.md"},
-    {"Which metric, and what it means here": "guides/metrics.md"},
-    {"Export and predict": "guides/exports.md"},
-    {"Run a sweep": "guides/sweeps.md"},
-    {"Search for a configuration": "guides/search.md"},
-    {"Find, stop and keep runs": "guides/runs.md"},
-    {"Watch and compare runs": "guides/reports.md"},
-    {"Reproduce a run": "guides/reproduce.md"},
-    {"Track runs": "guides/trackers.md"},
-    {"Workers with several GPUs": "guides/gpus.md"},
-    {"Your own model and data": "guides/own-components.md"},
-    {"Bring your Keras 3 model": "guides/keras3.md"},
-    {"Losses, metrics and weights": "guides/losses.md"},
-    {"Loops, hooks and callbacks": "guides/own-loops.md"},
-    {"Engines": _ENGINES},
+    {
+        "Data and models": [
+            {"Read data from files": "guides/files.md"},
+            {"Your own model and data": "guides/own-components.md"},
+            {"Bring your Keras 3 model": "guides/keras3.md"},
+            {"Large embedding tables": "guides/large-tables.md"},
+            {"Losses and metrics": "guides/metrics.md"},
+        ]
+    },
+    {
+        "Training": [
+            {"Configure a run": "guides/configuration.md"},
+            {"Save and resume": "guides/checkpoints.md"},
+            {"Evaluate": "guides/evaluation.md"},
+            {"Export and predict": "guides/exports.md"},
+            {"Make a run faster": "guides/speed.md"},
+            {"Consistency": "guides/consistency.md"},
+            {"Loops, hooks and callbacks": "guides/own-loops.md"},
+        ]
+    },
+    {
+        "Many runs": [
+            {"Sweeps and searches": "guides/sweeps.md"},
+            {"Find, watch and compare runs": "guides/runs.md"},
+            {"Reproduce a run": "guides/reproduce.md"},
+            {"Track runs": "guides/trackers.md"},
+        ]
+    },
+    {
+        "Where to run": [
+            {"This machine": "guides/engines/local.md"},
+            {"Processes that you start": "guides/engines/tf_config.md"},
+            {"Slurm": "guides/engines/slurm.md"},
+            {"Kubernetes": "guides/engines/kubernetes.md"},
+            {"Ray": "guides/engines/ray.md"},
+        ]
+    },
 ]
 _REFERENCE = [
     "reference/index.md",
@@ -62,13 +69,8 @@ _REFERENCE = [
 ]
 _EXPLANATION = [
     {"How a run works": "explanation/design.md"},
-    {"Partitioners and placement": "explanation/placement.md"},
-    {"Speed": "explanation/speed.md"},
-    {"What psrun reaches on real tables": "explanation/tables.md"},
     {"What faults cost": "explanation/faults.md"},
-    {"How far one coordinator goes": "explanation/scale.md"},
-    {"Experiments": "explanation/experiments.md"},
-    {"Which optimizer": "explanation/optimizers.md"},
+    {"Measurements": "explanation/measurements.md"},
     {"From TensorFlow's documents": "explanation/tensorflow.md"},
     {"Contributing": "contributing.md"},
 ]

@@ -112,7 +112,7 @@ def others() -> tuple[Part, ...]:
             part = entry.load()
         except (ImportError, AttributeError) as error:
             message = f"the package {entry.value}, which offers parts of psrun, cannot be imported: {error}"
-            raise ConfigError(f"{message}; mend or uninstall it") from error
+            raise ConfigError(f"{message}; repair or uninstall it") from error
         if not isinstance(part, Part):
             raise ConfigError(f"{entry.value}, in the entry-point group {_GROUP}, is no psrun.parts.Part")
         found.append(part)

@@ -119,7 +119,7 @@ class Contents:
         others = [name for name, digest in self.adapted.items() if here.adapted.get(name, digest) != digest]
         if others:
             message = (
-                f"has layers that adapt() gave other words or bins than for the checkpoint {path}: {', '.join(others)}"
+                f"has layers with other words or bins from adapt() than in the checkpoint {path}: {', '.join(others)}"
             )
             raise ConfigError([Problem("model", f"{message}; adapt them to the same data, or give a vocabulary")])
 

@@ -159,7 +159,7 @@ def run_experiment(started_s: float) -> ExitCode:
     if groups.is_sweep(arguments):
         return _sweep(arguments)
     if any(key_of(each) == "sweep.search" for each in arguments):
-        raise ConfigError([Problem("sweep.search", "searches by many runs; add -m")])
+        raise ConfigError([Problem("sweep.search", "needs several runs; add -m")])
     folder = resume_folder(arguments)
     started_in = None if folder is None else recorded_config.started_in(folder)
     undo = None if folder is None else RunFolder(folder).snapshot(HYDRA)

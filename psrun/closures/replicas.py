@@ -187,6 +187,6 @@ class AssignedWeights(Stage):
         self._named.update(new)
         self._warn(
             f"layers assign {', '.join(new)} in each step: what other workers change between the reading of a weight "
-            "and its assignment is lost, so that the numbers are not those of one worker; set cluster.num_workers=1 "
-            "for those"
+            "and its assignment is lost, and the numbers differ from a run with one worker; to avoid that, set "
+            "cluster.num_workers=1"
         )

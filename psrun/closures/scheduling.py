@@ -28,8 +28,8 @@ _STEPS_TO_UNROLL_FOR = 4000
 _SLOW_STEP_S = 1.0
 _MOST_STEP_S = 10.0
 # How long a closure is to take where the number of its steps is chosen. Its dispatch costs a millisecond or two of the
-# coordinator's one thread (docs/explanation/scale.md), which is to be busy half of the time at most, however many
-# workers there are.
+# coordinator's one thread (docs/explanation/measurements.md), which is to be busy at most half of the time, with any
+# number of workers.
 _CLOSURE_S = 0.1
 _CLOSURE_PER_WORKER_S = 0.0033
 _MOST_CHOSEN = 200

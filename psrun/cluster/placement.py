@@ -89,7 +89,7 @@ def check_memory(placed: Iterable[Placed], memory_bytes: int) -> None:
     largest, largest_bytes = _largest(shards)
     tasks = ", ".join(f"{task} {size:,}" for task, size in bytes_by_task.items())
     message = (
-        f"has variables of {total:,} bytes, including those of the optimizer ({tasks}; the largest is {largest}, "
+        f"has variables of {total:,} bytes, including the slots of the optimizer ({tasks}; the largest is {largest}, "
         f"{largest_bytes:,}), more than the {memory_bytes:,} bytes of memory of this machine, which all tasks share; "
         "use a smaller table, or several machines with cluster=static or tf_config"
     )

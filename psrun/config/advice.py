@@ -40,7 +40,7 @@ def of_the_environment(name: str) -> str:
     if name.lower() in _OF_GPUS:
         return "GPUs are used where there are some; to choose, begin the command with CUDA_VISIBLE_DEVICES=0"
     if name.isupper():
-        return f"A variable of the environment stands before the command: {name}=... psrun"
+        return f"An environment variable goes before the command: {name}=... psrun"
     return ""
 
 

@@ -105,9 +105,9 @@ def problem_of_keras3(target: str, kind: str) -> str | None:
     name = rest.rpartition(".")[2]
     why = {
         "optimizers": "Keras 3's optimizers lose updates on parameter servers",
-        "callbacks": "tf-keras trains, also models of Keras 3, and does not call it",
+        "callbacks": "tf-keras, which also trains models of Keras 3, does not call it",
     }[kind]
-    return f"is {target}, which is of Keras 3: {why}; use tf_keras.{kind}.{name}"
+    return f"is {target}, a class of Keras 3: {why}; use tf_keras.{kind}.{name}"
 
 
 def problem_of_legacy_optimizer(target: str) -> str | None:

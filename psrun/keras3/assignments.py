@@ -62,7 +62,7 @@ class Assignments(keras.StatelessScope):
         if tf.compat.v1.get_default_graph() is not self._graph:
             return (
                 "is assigned within a branch or a loop (keras.ops.cond, keras.ops.while_loop), which its value does "
-                "not leave; return the new value from there, and assign it behind"
+                "not leave; return the new value from it, and assign it afterwards"
             )
         return None
 

@@ -345,7 +345,9 @@ def _remove_tree(folder: Path) -> None:
 def _confirmed(console: Console, question: str) -> bool:
     """Whether the user agrees. Raises ConfigError if there is nobody to ask."""
     if not (sys.stdin.isatty() and console.is_terminal):
-        raise ConfigError("there is no terminal to ask on; add --yes to remove, or --dry-run to see what would be")
+        raise ConfigError(
+            "there is no terminal to ask on; add --yes to remove, or --dry-run to see what it would remove"
+        )
     return console.input(f"{question} [y/N] ", markup=False).strip().lower() in ("y", "yes")
 
 

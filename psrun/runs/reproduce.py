@@ -33,7 +33,7 @@ from psrun.runs.reproduction import Difference, Reproduction, Sample
 from psrun.runs.sweeps.sweep import RECORD as SWEEP
 
 _DEFAULT = "runs/reproduced"
-_KEPT = {"resume": "reproduces no resumption; use psrun resume=... instead", "mode": "is train; remove it"}
+_KEPT = {"resume": "reproduces whole runs only; to continue a run, use psrun resume=...", "mode": "is train; remove it"}
 
 
 def main(arguments: list[str]) -> ExitCode:
@@ -80,12 +80,12 @@ def main(arguments: list[str]) -> ExitCode:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="psrun reproduce", description=__doc__.partition(": ")[2])
-    parser.add_argument("run", metavar="RUN", type=Path, help="a run folder, also that of a job: SWEEP/JOB")
-    text = f"a new folder (default: {_DEFAULT}/RUN-again), and keys that shall differ"
+    parser.add_argument("run", metavar="RUN", type=Path, help="a run folder, or a job of a sweep: SWEEP/JOB")
+    text = f"a new folder (default: {_DEFAULT}/RUN-again), and keys to change"
     parser.add_argument("arguments", nargs="*", metavar="FOLDER KEY=VALUE", help=text)
     parser.add_argument("--dry-run", action="store_true", help="show how the environment differs; run nothing")
     parser.add_argument("--anyway", action="store_true", help="run although data files have changed")
-    text = "runs that differ in the seed, if at all, for the spread of asynchronous runs; default: the sweep of RUN"
+    text = "runs that differ at most in the seed, for the spread of asynchronous runs; default: the sweep of RUN"
     parser.add_argument("--seeds", action="append", default=[], type=Path, metavar="FOLDER", help=text)
     return parser
 

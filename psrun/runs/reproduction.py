@@ -236,8 +236,8 @@ class Reproduction:
         why = "environment or keys differ" if self.determinism.equal else self.determinism.why
         if self._is_within is None:
             return (
-                f"not judged: the numbers differ, as they may ({why}); by how much is unknown without "
-                f"{LEAST_RUNS} runs that differ in the seed, if at all: name them with --seeds FOLDER"
+                f"not judged: the numbers differ, as expected ({why}). To judge by how much, name a folder with "
+                f"{LEAST_RUNS} runs that differ at most in the seed: --seeds FOLDER"
             )
         where = "within" if self._is_within else "outside"
         start = "reproduced" if self._is_within else "not reproduced"
@@ -303,7 +303,7 @@ def sample(folder: Path, folders: Sequence[Path], *, named: bool) -> Sample:
     if named:
         message = (
             f"{len(same)} completed runs in {', '.join(map(str, folders))} have the configuration of {folder.name}, "
-            f"itself included; a spread takes {LEAST_RUNS}, with the same seed or with as many seeds"
+            f"itself included; a spread needs {LEAST_RUNS}, all with one seed or each with another"
         )
         raise ConfigError([Problem("--seeds", message)])
     return Sample()

@@ -29,7 +29,7 @@ STATES = {
     WAITING: State("dim", "the job of a sweep has not started", False),
     STARTING: State("dim", "the job of a sweep has a process, and has recorded nothing yet", False),
     PENDING: State("dim", "the job of the run waits", False),
-    "running": State("cyan", "the run, or the sweep, goes on", False),
+    "running": State("cyan", "the run, or the sweep, is running", False),
     "completed": State("green", "all is done", True),
     "failed": State("red", "an error ended it", True),
     "interrupted": State("yellow", "it was asked to end, and has saved a checkpoint if there was time", True),

@@ -20,7 +20,7 @@ def check(profiles: Mapping[str, Profile], used: Collection[str], layout: Layout
       used: the columns that are features or labels.
 
     Raises:
-      ConfigError: a used column has another reading with a decimal comma, and something in the files speaks for that.
+      ConfigError: a used column has another reading with a decimal comma, and something in the files indicates it.
     """
     for column in used:
         text = profiles[column].two_ways
@@ -33,22 +33,22 @@ def check(profiles: Mapping[str, Profile], used: Collection[str], layout: Layout
 
 
 def _for_the_comma(profiles: Mapping[str, Profile], layout: Layout) -> str:
-    """What speaks for a decimal comma, in words; empty if nothing does, or the delimiter alone against a proof."""
+    """What indicates a decimal comma, in words; empty if nothing does, or the delimiter alone against a proof."""
     comma = _proof(profiles, ",")
     point = _proof(profiles, ".")
     if comma and point:
-        return f"{comma} speaks for the comma, {point} for the point"
+        return f"{comma} indicates a decimal comma, {point} a decimal point"
     if comma:
-        return f"{comma} speaks for the comma"
+        return f"{comma} indicates a decimal comma"
     if layout.is_text and layout.delimiter == ";" and not point:
-        return "the delimiter ; speaks for the comma"
+        return "the delimiter ; indicates a decimal comma"
     return ""
 
 
 def _for_thousands(profile: Profile) -> str:
     if profile.beside_thousands is None:
         return ""
-    return f"{profile.beside_thousands!r} beside it, and three digits behind every point, speak for the comma"
+    return f"{profile.beside_thousands!r} beside it, and three digits after every point, indicate a decimal comma"
 
 
 def _proof(profiles: Mapping[str, Profile], mark: str) -> str:

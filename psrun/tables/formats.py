@@ -151,7 +151,7 @@ def schema(names: Sequence[str], layout: Layout) -> pa.Schema | None:
         try:
             unified = pa.unify_schemas(_with_common_integers(unified, known), promote_options="permissive")
         except pa.ArrowException as error:
-            raise DataError(f"the columns of {name} differ in type from those of {first[0]}: {error}") from error
+            raise DataError(f"the columns of {name} have other types than in {first[0]}: {error}") from error
     return unified
 
 
@@ -182,7 +182,7 @@ def check_columns(name: str, layout: Layout, first: str, expected: Sequence[str]
             for what, which in (("lacks", there - here), ("also has", here - there))
             if which
         ]
-        raise DataError(f"the columns of {name} differ from those of {first}: it {' and '.join(differences)}")
+        raise DataError(f"{name} has other columns than {first}: it {' and '.join(differences)}")
 
 
 def rows(name: str, wanted: Sequence[str], layout: Layout, unified: pa.Schema | None = None) -> Iterator[Rows]:

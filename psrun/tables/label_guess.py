@@ -212,7 +212,7 @@ def _word_label(profile: Profile, task: str | None) -> Label:
     if profile.look == "numbers" and count > FEW_CLASSES:
         odd = ", ".join(map(repr, profile.odd[:3]))
         raise _label_error(
-            f"column {name!r} holds numbers, but for {odd}; remove these rows, or leave their labels empty"
+            f"column {name!r} holds numbers, except {odd}; remove these rows, or leave their labels empty"
         )
     if not profile.is_exact or count < profile.num_values - num_marked or count > _MOST_CLASSES:
         raise _too_many(profile)
@@ -242,7 +242,7 @@ def _too_many(profile: Profile) -> ConfigError:
     about = "" if profile.is_exact else "about "
     message = (
         f"column {profile.column!r} has {about}{profile.num_values:,} different words in {profile.num_present:,} rows,"
-        f" too many or too rare to be classes (up to {_MOST_CLASSES:,}, of {_ROWS_PER_CLASS} rows or more in the mean):"
+        f" too many or too rare to be classes (at most {_MOST_CLASSES:,}, with a mean of {_ROWS_PER_CLASS} rows):"
         " choose another label, or group its values"
     )
     return _label_error(message)

@@ -224,7 +224,7 @@ def _unread(proposals: Mapping[str, Proposal], notation: Notation) -> Iterator[s
     for reason, profiles in by_reason.items():
         name, profile = next(iter(profiles.items()))
         values = {"value": profile.samples[0], "odd": next(iter(profile.odd), ""), "other": profile.samples[-1]}
-        odd = f", but for {values['odd']!r}" if profile.odd else ""
+        odd = f", except {values['odd']!r}" if profile.odd else ""
         yield f"{_some(list(profiles))}: {reason.format(column=name, but=odd, **values)}"
 
 
@@ -394,7 +394,7 @@ def _bins(profile: Profile) -> int | None:
 def _strings(profile: Profile) -> Proposal:
     notes = []
     if profile.look == "numbers":
-        notes.append(f"numbers, but for {', '.join(map(repr, profile.odd[:3]))}")
+        notes.append(f"numbers, except {', '.join(map(repr, profile.odd[:3]))}")
     if count := len(profile.spellings):
         notes.append(f"{count} {'value is' if count == 1 else 'values are'} written in several ways")
     return _ids(profile, "string", "; ".join(notes))

@@ -139,7 +139,7 @@ def warnings(spec: SplitSpec, facts: Mapping[str, Any], num_held_out: int, num_r
     asked = _asked(spec, facts, num_rows)
     if not asked / 2 <= num_held_out <= asked * 2:
         reason = size_reason(spec, facts, num_rows)
-        held = f"holds out {num_held_out:,} of {num_rows:,} rows, where about {asked:,.0f} were asked for"
+        held = f"holds out {num_held_out:,} of {num_rows:,} rows instead of about {asked:,.0f}"
         yield f"{KEY}: {held}: {reason}"
 
 
@@ -162,10 +162,10 @@ def size_reason(spec: SplitSpec, facts: Mapping[str, Any], num_rows: int) -> str
         if largest > spec.fraction * num_rows / 2 and largest > _LARGE * num_rows / count:
             return f"one {what} is in {largest:,} rows, which stay on one side"
         if count * spec.fraction < _FEW:
-            return f"there are {count:,} different {what}s, too few for the share that a hash chooses"
+            return f"there are {count:,} different {what}s, too few for this fraction"
     if spec.by == "last" and facts["num_different"] > num_rows / 2:
         return f"there are {facts['num_different']:,} different values of {spec.user}, each with a row to hold out"
-    return "other rows that it chose have no label, or are malformed"
+    return "other rows of the split have no label, or are malformed"
 
 
 def columns_of(spec: SplitSpec) -> dict[str, str]:

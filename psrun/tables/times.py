@@ -225,12 +225,12 @@ class Check:
     def _refuse(self, shown: str) -> None:
         if self._seen:
             first = next(iter(self._seen.values()))
-            message = f"{self._key}.column: {self._column} has {shown}, which is no time as {first} is"
+            message = f"{self._key}.column: {self._column} has {shown}, which is not a time like {first}"
             raise DataError(f"{message}; correct it, or leave it empty: a row without a time is a training example")
         message = f"is null, and {self._column} has {shown}, which is neither a number nor ISO 8601"
         remedy = "set it to the format of the column, such as '%d.%m.%Y' or '%m/%d/%Y'"
         if self._time_format is not None:
-            message = f"is {self._time_format!r}, and {self._column} has {shown}, which is not written so"
+            message = f"is {self._time_format!r}, and {self._column} has {shown}, which has another format"
             remedy = "set it to the format of all values"
         raise ConfigError([Problem(f"{self._key}.time_format", f"{message}; {remedy}")])
 

@@ -90,7 +90,7 @@ def _check_claim(claim: str | None) -> Iterator[Problem]:
 def _check_name(run: RunConfig, settings: KubernetesKeys) -> Iterator[Problem]:
     name = str(settings.name)
     if not _LABEL.fullmatch(name):
-        message = f"is {name!r}, must be small letters, digits and -, with a letter first and none of - last (RFC 1035)"
+        message = f"is {name!r}, must be small letters, digits and -, begin with a letter and not end with - (RFC 1035)"
         yield Problem("kubernetes.name", message)
     longest = manifests.longest_pod_name(run, settings)
     over = len(longest) - _LONGEST_LABEL

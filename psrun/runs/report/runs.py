@@ -73,7 +73,7 @@ def find(folders: Sequence[Path]) -> list[Run]:
         here = list(below(existing(folder).resolve()))
         if not here:
             raise ConfigError(
-                f"there is no run in {folder}, nor up to {LEVELS} levels below; name a run folder (with {RESULT}), "
+                f"there is no run in {folder} or up to {LEVELS} levels below it; name a run folder (with {RESULT}), "
                 "a sweep folder, or a parent of these, such as runs/"
             )
         paths |= dict.fromkeys(here)

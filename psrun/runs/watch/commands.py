@@ -90,4 +90,4 @@ def _awaited(word: str, wait_s: float) -> tuple[Path, list[Path]]:
             break
         time.sleep(max(min(EVERY_S, wait_s), 5 * (time.monotonic() - began_s)))  # names are sought in all runs
     waited = f" after {wait_s:.0f} s" if wait_s else "; --wait SECONDS waits for one"
-    raise ConfigError(f"there is no run in {run_state.resolve(word)}, nor below{waited}")
+    raise ConfigError(f"there is no run in {run_state.resolve(word)} or below it{waited}")

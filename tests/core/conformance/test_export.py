@@ -132,7 +132,7 @@ def test_a_run_can_be_exported_and_used_later_and_stays_as_it_was(trained):
 
 @pytest.mark.thorough
 def test_runs_resume_from_every_layout_in_every_other():
-    """The table in docs/guides/checkpoints.md, for an optimizer whose slots have shapes of their own."""
+    """As docs/guides/checkpoints.md says, for an optimizer whose slots have shapes of their own."""
     script = REPOSITORY / "tests" / "harness" / "layouts.py"
     command = [sys.executable, script, "--optimizers", "rowwise_adagrad", "--trainers", "fit"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)

@@ -31,7 +31,7 @@ def test_as_many_steps_as_fill_a_tenth_of_a_second_and_an_epoch_evenly():
         5,
         10,
         40,
-    ]  # scale.md: 11 and 42
+    ]  # measurements.md: 11 and 42
 
 
 @pytest.mark.parametrize(

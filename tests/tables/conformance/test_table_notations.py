@@ -90,7 +90,7 @@ def test_a_split_by_numbers_of_two_readings_asks(tmp_path):
 def test_a_decimal_comma_in_the_second_file_asks_for_described_numbers_too(tmp_path):
     text(tmp_path / "a.csv", "x;y;label", *(f"{n};{n}.775;{n}" for n in range(1, 20)))
     text(tmp_path / "b.csv", "x;y;label", *(f"{n},5;{n}.775;{n}" for n in range(1, 20)))
-    with pytest.raises(ConfigError, match=r"is needed for column 'y': .* '1,5' in column 'x' speaks for the comma"):
+    with pytest.raises(ConfigError, match=r"is needed for column 'y': .* '1,5' in column 'x' indicates"):
         table(tmp_path / "*.csv", delimiter=";", features={"y": {}}, task="regression")
 
 

@@ -11,7 +11,7 @@ from psrun.tables.profiles import Profiler
 from psrun.tables.rows import Layout
 
 TWO_WAYS = ["981", "12.775"]
-# Other columns, the delimiter, and what speaks for the comma; None: nothing does.
+# Other columns, the delimiter, and what indicates a decimal comma; None: nothing does.
 CASES: dict[str, tuple[dict[str, list[str]], str, str | None]] = {
     "nothing": ({}, ",", None),
     "words": ({"w": ["a", "b,c"]}, ",", None),
@@ -25,7 +25,7 @@ CASES: dict[str, tuple[dict[str, list[str]], str, str | None]] = {
     "the delimiter": ({"w": ["a"]}, ";", "the delimiter ;"),
     "the delimiter against a point": ({"w": ["0.5", "1.25"]}, ";", None),
     "the delimiter against thousands": ({"w": ["1,250.5"]}, ";", None),
-    "a comma and a point": ({"w": ["4,8"], "v": ["0.5"]}, ",", "'4,8' in column 'w' speaks for the comma, '0.5' in"),
+    "a comma and a point": ({"w": ["4,8"], "v": ["0.5"]}, ",", "'4,8' in column 'w' indicates a decimal comma, "),
     "a tab": ({"w": ["a"]}, "\t", None),
 }
 

@@ -292,7 +292,7 @@ def test_the_row_of_a_value_is_that_of_its_file(tmp_path):
     one = write(tmp_path / "a.csv", {"when": [ISO] * 3})
     two = write(tmp_path / "b.csv", {"when": [ISO, "soon"]})
     with pytest.raises(
-        DataError, match=r"'soon' \(.*b\.csv, row 3\), which is no time as '2024.*' \(.*a\.csv, row 2\)"
+        DataError, match=r"'soon' \(.*b\.csv, row 3\), which is not a time like '2024.*' \(.*a\.csv, row 2\)"
     ):
         held_out([one, two], by="time", column="when")
 

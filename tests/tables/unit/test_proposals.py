@@ -120,7 +120,7 @@ UNREAD = {
     ),
     "all but one": (
         {"x": [f"${n}" for n in range(30)] + ["tbd"]}, {},
-        ["x: not read as numbers, such as '$0' in x, but for 'tbd'; set data.decimal_mark to . or ,"],
+        ["x: not read as numbers, such as '$0' in x, except 'tbd'; set data.decimal_mark to . or ,"],
     ),
     "units": (
         {"share": ["0.82", "27%"], "price": ["$5", "¥7"]}, {},
@@ -145,12 +145,12 @@ UNREAD = {
     ),
     "ISO 8601 but for one": (
         {"day": [*(f"2023-01-{n}" for n in range(10, 30)), "0000-00-00"]}, {},
-        ["day: not read as dates or times of ISO 8601, such as '2023-01-10' in day, but for '0000-00-00'; write it so, "
+        ["day: not read as dates or times of ISO 8601, such as '2023-01-10' in day, except '0000-00-00'; write it so, "
          "or leave it empty"],
     ),
     "ISO 8601 but for one, beside a format": (
         {"day": [*(f"2023-01-{n}" for n in range(10, 30)), "01.02.2023"]}, {"time_format": "%d.%m.%Y"},
-        ["day: not read as dates or times of ISO 8601, such as '2023-01-10' in day, but for '01.02.2023'; write it so, "
+        ["day: not read as dates or times of ISO 8601, such as '2023-01-10' in day, except '01.02.2023'; write it so, "
          "or leave it empty"],
     ),
     "read": ({"x": ["1.5"], "day": ["2021-01-31"], "word": ["a b", "5 km"], "code": ["007"]}, {}, []),
@@ -237,7 +237,7 @@ def test_notes_and_warnings():
     assert warning == f"user_id has values that differ only in {how}, and count as different: '5' = '5.0'"
     assert list(proposals.warnings(proposed(numbers, column="price"))) == []
     (each,) = proposed([str(n) for n in range(50)] * 9 + ["n.k.", "n.k."]).values()
-    assert each.note == "numbers, but for 'n.k.'"
+    assert each.note == "numbers, except 'n.k.'"
     (warning,) = proposals.warnings(proposed(["a"] * 20))
     assert warning == "no column is left to learn from (x: the same in each row)"
     (warning,) = proposals.warnings(proposed([f"{n},5" for n in range(20)]))

@@ -77,15 +77,15 @@ def test_equal_rows_are_on_one_side(tmp_path):
 SIZES: dict[str, tuple[list[tuple], Any, str]] = {
     "few different rows": (
         [(1, 1, n % 30, n % 2) for n in range(900)], {"seed": 11},
-        "split: holds out 210 of 900 rows, where about 90 were asked for: there are 30 different rows, too few",
+        "split: holds out 210 of 900 rows instead of about 90: there are 30 different rows, too few",
     ),
     "few rows": (
         [(n, 1, n, n % 2) for n in range(18)], {},
-        "split: holds out 6 of 18 rows, where about 2 were asked for: there are 18 different rows, too few",
+        "split: holds out 6 of 18 rows instead of about 2: there are 18 different rows, too few",
     ),
     "few groups": (
         [(n % 25, 1, n, n % 2) for n in range(1000)], {"by": "group", "column": "user", "seed": 4},
-        "split: holds out 40 of 1,000 rows, where about 100 were asked for: there are 25 different groups, too few",
+        "split: holds out 40 of 1,000 rows instead of about 100: there are 25 different groups, too few",
     ),
     "one large group": (
         [(0 if n < 900 else n, 1, n, n % 2) for n in range(1000)], {"by": "group", "column": "user", "fraction": 0.3},
@@ -93,11 +93,11 @@ SIZES: dict[str, tuple[list[tuple], Any, str]] = {
     ),
     "equal times": (
         [(0, "2024-01-0" + "123"[n % 3], n, n % 2) for n in range(300)], {"by": "time", "column": "when"},
-        "split: holds out 100 of 300 rows, where about 30 were asked for: 100 rows have the time 2024-01-03T00:00:00",
+        "split: holds out 100 of 300 rows instead of about 30: 100 rows have the time 2024-01-03T00:00:00",
     ),
     "no labels": (
         [(0, n, n, n % 2 if n < 97 else "") for n in range(100)], {"by": "time", "column": "when", "fraction": 0.05},
-        "split: holds out 2 of 97 rows, where about 5 were asked for: other rows that it chose have no label",
+        "split: holds out 2 of 97 rows instead of about 5: other rows of the split have no label",
     ),
 }  # fmt: skip
 
