@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import tensorflow as tf
+from documented import ROOT, blocks
 
 from psrun.errors import ConfigError
 
@@ -53,6 +54,17 @@ def test_layers_that_need_whole_weights_are_reported_with_the_partitioner(train,
     uncut = ("model=dense", "~model.hidden_units", "model._target_=user_models.uncut", f"+model.kind={kind}")
     with pytest.raises(ConfigError, match="partitioner: is fixed_shards"):
         train(*uncut, "cluster=inprocess", "partitioner=fixed_shards")
+
+
+@pytest.mark.tensorflow
+def test_the_data_source_of_the_guide_trains(train, tmp_path, monkeypatch):
+    page = (ROOT / "docs" / "guides" / "own-components.md").read_text(encoding="utf-8")
+    code = dict(blocks(page, "python"))["waves.py"]
+    (tmp_path / "waves.py").write_text(code, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    result, _ = train("model=dense", "data._target_=waves.Waves", *SHIFTED, "optimizer=adam")
+    assert result["evaluation"]["examples_seen"] == 1000
+    assert result["data"]["num_eval_examples"] == 1000
 
 
 # -- logits
