@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bounds import BOUND_S
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from rich.console import Console
 from support import IN_PROCESS, MODELS, REPOSITORY, TRAINING, environment, run_config
@@ -98,7 +99,7 @@ def cache(tmp_path_factory):
 def psrun(tmp_path: Path):
     """Runs psrun in its own folder, as a person would, and waits for it with a bound."""
 
-    def run(*arguments: str, timeout_s: float = 120, folder: str = "run", **environment_: str) -> Command:
+    def run(*arguments: str, folder: str = "run", **environment_: str) -> Command:
         began_s = time.monotonic()
         here = tmp_path / folder
         overrides = (
@@ -108,7 +109,7 @@ def psrun(tmp_path: Path):
         )
         ended = subprocess.run(
             [sys.executable, "-m", "psrun", *overrides],
-            cwd=tmp_path, capture_output=True, text=True, timeout=timeout_s, env=environment(**environment_),
+            cwd=tmp_path, capture_output=True, text=True, timeout=BOUND_S, env=environment(**environment_),
             check=False,
         )  # fmt: skip
         return Command(ended.returncode, ended.stdout, ended.stderr, here, time.monotonic() - began_s)
@@ -129,7 +130,7 @@ def shell(tmp_path):
         paths = {"PATH": f"{commands}:{os.environ['PATH']}", "PYTHONPATH": str(REPOSITORY)}
         done = subprocess.run(
             ["bash", "-ec", lines],
-            cwd=folder, capture_output=True, text=True, timeout=400, env={**os.environ, **paths}, check=False,
+            cwd=folder, capture_output=True, text=True, timeout=BOUND_S, env={**os.environ, **paths}, check=False,
         )  # fmt: skip
         assert done.returncode == 0, f"{lines}\n{done.stdout}\n{done.stderr}"
         return done.stdout

@@ -15,10 +15,10 @@ from typing import Any
 
 import psutil
 import support
+from bounds import BOUND_S
 
 POLL_S = 0.1
 LOOK_EVERY_S = 0.5
-BOUND_S = 90.0
 PORT = 5000
 # Steps of two workers that mostly wait: a run that lasts until a fault is over leaves the processor to other tests.
 MOSTLY_WAITING = "cluster.slow_workers={0: 0.1, 1: 0.1}"
@@ -127,7 +127,7 @@ class Cluster:
         while last < max(step, 1):
             last = self.wait(another, f"step {step}")  # a lower one after a restart
 
-    def end(self, *, within_s: float = 180.0) -> int:
+    def end(self, *, within_s: float = BOUND_S) -> int:
         """The exit code. A process that does not end is aborted, to see in its standard error what its threads do."""
         try:
             self.wait(lambda: self.process.poll() is not None, "end", within_s=within_s)

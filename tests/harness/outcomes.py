@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from bounds import BOUND_S
 from support import SAME, variables
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def served(export: str | Path, features: Mapping[str, Any], folder: Path) -> lis
     np.savez(folder / "features.npz", **features)
     done = subprocess.run(
         [sys.executable, "-c", LOADS, str(export), str(folder / "features.npz")], cwd="/",
-        capture_output=True, text=True, timeout=120, check=False,
+        capture_output=True, text=True, timeout=BOUND_S, check=False,
         env={name: value for name, value in os.environ.items() if name != "TF_USE_LEGACY_KERAS"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parent))
+from bounds import BOUND_S
 from fault_injection import Cluster
 
 from psrun.checkpoint.storage import Store
@@ -31,7 +32,6 @@ from psrun.errors import ExitCode
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 _TASKS = ("chief-0", "ps-0", "ps-1")
-_WITHIN_S = 120.0
 _SAVES_MEASURED = 4
 
 
@@ -43,9 +43,9 @@ def _saving(store: Store) -> bool:
 
 def _wait(cluster: Cluster, condition, what: str) -> None:
     """As `Cluster.wait`, but with a short pause: a save may take a tenth of a second."""
-    deadline_s = time.monotonic() + _WITHIN_S
+    deadline_s = time.monotonic() + BOUND_S
     while not condition():
-        assert time.monotonic() < deadline_s, f"no {what} within {_WITHIN_S:.0f} s\n{cluster.stderr}"
+        assert time.monotonic() < deadline_s, f"no {what} within {BOUND_S:.0f} s\n{cluster.stderr}"
         time.sleep(0.01)
 
 
@@ -69,7 +69,7 @@ def main() -> None:
         )  # fmt: skip
         store = Store(cluster.folder / "checkpoints")
         try:
-            cluster.wait_for("checkpoint", _SAVES_MEASURED, within_s=_WITHIN_S)
+            cluster.wait_for("checkpoint", _SAVES_MEASURED)
             save_s = statistics.median(event["seconds"] for event in cluster.events("checkpoint")[1:])
             console.print(f"a save takes {save_s:.2f} s")
             for kill in range(1, options.kills + 1):
@@ -82,12 +82,12 @@ def main() -> None:
                 time.sleep(chance.uniform(0, save_s))
                 cut = _saving(store)
                 process.kill()
-                went_on = cluster.wait_for("restored", restored + 1, within_s=_WITHIN_S)["step"]
+                went_on = cluster.wait_for("restored", restored + 1)["step"]
                 assert went_on >= before, f"kill {kill}: {before} was complete, went on from {went_on}"
                 outcomes[task, "cut short" if cut else "just done"] += 1
-                cluster.wait_for("checkpoint", len(cluster.events("checkpoint")) + 1, within_s=_WITHIN_S)
+                cluster.wait_for("checkpoint", len(cluster.events("checkpoint")) + 1)
             cluster.process.send_signal(signal.SIGTERM)
-            code = cluster.end(within_s=_WITHIN_S)
+            code = cluster.end()
             processes = cluster.left()
         finally:
             cluster.close()

@@ -10,10 +10,9 @@ from typing import Any
 
 import tensorflow as tf
 import tf_keras
+from bounds import BOUND_S
 
 from psrun.optimizers.sparse import LazyAdam
-
-BOUND_S = 60.0
 
 
 class Dies(tf_keras.callbacks.Callback):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
+from bounds import BOUND_S
 from outcomes import rows, served
 from support import MODELS, REPOSITORY, SMALL, STEPS, run_config
 
@@ -68,7 +69,12 @@ def trained(tmp_path_factory):
 
 def command(where: Path, *arguments: str) -> subprocess.CompletedProcess:
     return subprocess.run(
-        [sys.executable, "-m", "psrun", *arguments], cwd=where, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-m", "psrun", *arguments],
+        cwd=where,
+        capture_output=True,
+        text=True,
+        timeout=BOUND_S,
+        check=False,
     )
 
 
@@ -98,7 +104,7 @@ def test_tensorflows_own_tool_runs_an_export(trained, tmp_path):
             "--tag_set", "serve", "--signature_def", "serving_default"]  # fmt: skip
     given = "features=[[b'avenger', b'hulk', b'batman'], [b'hulk', b'nobody', b'batman']]"
     done = subprocess.run([*tool, "--input_exprs", given, "--outdir", str(tmp_path)], capture_output=True, text=True,
-                          timeout=120, check=False)  # fmt: skip
+                          timeout=BOUND_S, check=False)  # fmt: skip
     assert done.returncode == 0, done.stderr
     avenger, none = np.load(tmp_path / "prediction.npy")[:, 0]
     assert avenger > none

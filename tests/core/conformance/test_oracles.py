@@ -10,6 +10,7 @@ import numpy as np
 import oracles
 import pytest
 import tensorflow as tf
+from bounds import BOUND_S
 from outcomes import of_model
 from support import HARNESS
 from tf_keras.optimizers import SGD, RMSprop, schedules
@@ -103,6 +104,6 @@ def test_the_mirrored_strategy_of_the_guide(psrun, tmp_path):
         [sys.executable, str(here / "oracles.py"), str(tmp_path / "by_hand")],
         check=True,
         capture_output=True,
-        timeout=120,
+        timeout=BOUND_S,
     )
     agrees(of_model(tf.train.latest_checkpoint(str(done.folder / "checkpoints"))), of_model(str(tmp_path / "by_hand")))

@@ -17,6 +17,7 @@ import portpicker
 import pytest
 import tensorflow as tf
 import tf_keras
+from bounds import BOUND_S
 from tensorflow.python.autograph.pyct import loader
 from tensorflow.python.distribute.coordinator import cluster_coordinator
 from tensorflow.python.eager import context
@@ -89,7 +90,7 @@ modules.remove_generated_folder()
 os._exit(len(os.listdir(os.environ["TMPDIR"])))
 """
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    subprocess.run([sys.executable, "-c", code], env=environment, timeout=120, check=True)
+    subprocess.run([sys.executable, "-c", code], env=environment, timeout=BOUND_S, check=True)
 
 
 def test_tensorflow_is_imported_without_keras_where_that_is_asked_for(monkeypatch):
@@ -152,7 +153,7 @@ def test_a_chief_imports_modules_that_it_rarely_uses_only_when_they_are_used(tmp
         "print(moved.shape)\n"
     )
     command = [sys.executable, "-c", script, str(tmp_path / "weights.h5")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=BOUND_S, check=False)
     not_imported, *used = done.stdout.splitlines()
     # fsspec comes with the tracker of TensorBoard. Another name here can leave psrun.tf_internals.modules.
     assert not_imported == "['fsspec']", done.stderr
@@ -169,7 +170,7 @@ def test_a_process_that_only_serves_has_all_kernels_and_not_the_public_api():
         "print([name for name in sys.modules if name.startswith(('tensorflow._api', 'tf_keras.'))])\n"
         "tensorflow.constant\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=BOUND_S, check=False)
     serving, imported = map(ast.literal_eval, done.stdout.splitlines())
     everywhere = Counter((kernel.op, kernel.device_type) for kernel in kernels.get_all_registered_kernels().kernel)
     # XLA registers its own at its first use. One kernel is in a library by itself, of TensorFlow Lite's experiments.

@@ -19,6 +19,7 @@ import hydra
 import omegaconf
 import portpicker
 import pytest
+from bounds import BOUND_S
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -153,7 +154,7 @@ def test_a_synchronous_strategy_waits_with_pythons_lock_and_ignores_sigterm():
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         try:
             output = process.stdout.fileno()
-            deadline_s = time.monotonic() + 120
+            deadline_s = time.monotonic() + BOUND_S
             while not _catches_sigterm(process.pid):
                 assert process.poll() is None
                 assert time.monotonic() < deadline_s, "SIGTERM would end the process"

@@ -9,6 +9,7 @@ import textwrap
 
 import psutil
 import pytest
+from bounds import BOUND_S
 from support import HARNESS, REPOSITORY, STEPS, many_epochs
 
 from psrun import __version__
@@ -147,7 +148,9 @@ def test_ctrl_c_in_a_terminal_ends_a_run_that_shows_a_live_line(tmp_path):
         "trainer.steps_per_epoch=50",
     ]
     command = ["-m", "psrun", *few, f"hydra.run.dir={tmp_path / 'run'}"]
-    child = pexpect.spawn(sys.executable, command, cwd=tmp_path, dimensions=(40, 140), timeout=60, encoding="utf-8")
+    child = pexpect.spawn(
+        sys.executable, command, cwd=tmp_path, dimensions=(40, 140), timeout=BOUND_S, encoding="utf-8"
+    )
     try:
         child.expect(r"epoch \d+/\d+  step")
         child.expect("epoch 2/")
@@ -262,7 +265,7 @@ def test_output_that_cannot_be_written_does_not_end_the_training(tmp_path):
     command = [sys.executable, "-m", "psrun", "cluster=none", "model=dense", "trainer.steps_per_epoch=5",
                "trainer.epochs=2", "evaluation=none", "hydra.run.dir=run"]  # fmt: skip
     with open("/dev/full", "w") as full:
-        done = subprocess.run(command, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
+        done = subprocess.run(command, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, timeout=BOUND_S)
     assert (done.returncode, len(done.stderr.splitlines())) == (0, 1)
     result = json.loads((tmp_path / "run" / "run.json").read_text())
     assert (result["status"], result["steps"]["applied"]) == ("completed", 10)  # and epochs of 5 steps need no more

@@ -17,6 +17,7 @@ from typing import Any
 
 import psutil
 import pytest
+from bounds import BOUND_S
 from support import HARNESS, environment, raw_config
 
 from psrun import process
@@ -25,7 +26,6 @@ from psrun.results.run_folder import write_config
 
 pytestmark = pytest.mark.command
 
-BOUND_S = 60.0
 # A module of a user that writes down the process in which it is imported. The process ends with the run's seed, or
 # sleeps where that is 0.
 _PROBE = """

@@ -14,10 +14,9 @@ from typing import Any
 
 import portpicker
 import pytest
+from bounds import BOUND_S
 from profile_files import has_steps, operations
 from support import environment
-
-BOUND_S = 90.0
 
 
 @pytest.mark.cluster

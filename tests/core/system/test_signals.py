@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
+from bounds import BOUND_S
 from support import HARNESS, environment, many_epochs
 
 pytestmark = pytest.mark.cluster
@@ -125,7 +126,9 @@ def test_a_terminal_that_is_closed_ends_a_run_after_a_checkpoint(tmp_path, clust
     pexpect = pytest.importorskip("pexpect")
     endless = [many_epochs(50), "trainer.steps_per_epoch=50", "evaluation=none"]
     command = ["-m", "psrun", *CLUSTERS[cluster], *endless, f"hydra.run.dir={tmp_path / 'run'}"]
-    child = pexpect.spawn(sys.executable, command, cwd=tmp_path, dimensions=(40, 140), timeout=60, encoding="utf-8")
+    child = pexpect.spawn(
+        sys.executable, command, cwd=tmp_path, dimensions=(40, 140), timeout=BOUND_S, encoding="utf-8"
+    )
     try:
         child.expect(r"epoch 2/")
         os.close(child.child_fd)

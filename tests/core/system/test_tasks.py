@@ -9,7 +9,7 @@ import time
 
 import portpicker
 import pytest
-from fault_injection import BOUND_S
+from bounds import BOUND_S
 from support import many_epochs
 
 pytestmark = pytest.mark.cluster

@@ -9,6 +9,7 @@ import sys
 import numpy as np
 import pytest
 import tensorflow as tf
+from bounds import BOUND_S
 from outcomes import rows
 
 pytestmark = pytest.mark.command
@@ -52,7 +53,7 @@ def test_the_first_items_of_each_user_are_written_and_served_without_psrun(psrun
     users = [[[f"u{user}"] for user in range(NUM_USERS)], [[user / 10] for user in range(NUM_USERS)]]
     served = subprocess.run(
         [sys.executable, "-c", SERVES, trained.result["export"]], input=json.dumps(users),
-        capture_output=True, text=True, timeout=120, check=False, cwd="/",
+        capture_output=True, text=True, timeout=BOUND_S, check=False, cwd="/",
     )  # fmt: skip
     assert served.returncode == 0, served.stderr
     for user, (items, scores) in enumerate(zip(*json.loads(served.stdout))):

@@ -148,7 +148,7 @@ def test_a_job_of_an_asynchronous_sweep_is_judged_by_the_seeds_of_the_sweep(psru
         "trainer.epochs=1",
         "trainer.steps_per_epoch=40",
     )
-    done = psrun("-m", *small, "seed=1,2,3", "hydra.sweep.dir=sweep", timeout_s=300)
+    done = psrun("-m", *small, "seed=1,2,3", "hydra.sweep.dir=sweep")
     assert done.code == 0, done.stderr
     again = psrun("reproduce", "sweep/0", folder="runs/reproduced/sweep-0-again")
     verdict = again.result["reproduction"]

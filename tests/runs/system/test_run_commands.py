@@ -11,6 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from bounds import BOUND_S
 from fault_injection import MOSTLY_WAITING
 from recorded_runs import a_run
 from support import environment, many_epochs
@@ -20,7 +21,6 @@ LONG = [
     "data.num_train_examples=500", "data.num_eval_examples=100", "evaluation=none", many_epochs(EPOCH),
     f"trainer.steps_per_epoch={EPOCH}", MOSTLY_WAITING,
 ]  # fmt: skip
-ENDS_WITHIN_S = 180
 # What one person does in a runs/ folder, in turns: a run begins and ends, and an older one is removed.
 PERSON = """
 import sys
@@ -40,10 +40,10 @@ for turn in range(turns):
 """
 
 
-def psrun(*arguments: str, folder: Path, within_s: float = ENDS_WITHIN_S) -> subprocess.CompletedProcess[str]:
+def psrun(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "psrun", *arguments]
     return subprocess.run(
-        command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=within_s, check=False
+        command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=BOUND_S, check=False
     )
 
 
@@ -73,7 +73,7 @@ def test_a_run_is_followed_and_stopped_by_its_name(start, tmp_path):
     assert f"runs/one: interrupted, checkpoint of step {saved}; to resume: psrun resume=" in stopped.stdout
     assert run.end() == 130
     assert saved == run.result["steps"]["applied"]
-    assert view.wait(ENDS_WITHIN_S) == 0
+    assert view.wait(BOUND_S) == 0
     assert shown.read_bytes() == (run.folder / "logs" / "chief-0.log").read_bytes()
     assert view.stderr is not None
     assert view.stderr.read() == b""
@@ -130,7 +130,7 @@ def test_a_view_of_a_log_ends_by_a_signal_and_the_run_does_not(tmp_path):
     log.write_text("anew\n")  # shorter than before
     assert view.stdout.readline() == "anew\n"
     view.send_signal(signal.SIGINT)
-    _, said = view.communicate(timeout=ENDS_WITHIN_S)
+    _, said = view.communicate(timeout=BOUND_S)
     assert view.returncode == 130
     assert "the run continues" in said
 
@@ -148,7 +148,7 @@ def test_two_people_use_one_folder_at_once(tmp_path):
         for name in ("ann", "bob")
     ]  # fmt: skip
     for each in people:
-        _, said = each.communicate(timeout=ENDS_WITHIN_S)
+        _, said = each.communicate(timeout=BOUND_S)
         assert (each.returncode, said) == (0, "")
     left = {f"{name}-{turn}" for name in ("ann", "bob") for turn in range(1, turns, 2)}
     assert {path.name for path in (tmp_path / "runs").iterdir()} == {"both", *left}

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import mutants
 import pytest
+from bounds import BOUND_S
 from sources import PSRUN, modules, nodes
 from support import REPOSITORY
 
@@ -125,7 +126,7 @@ def test_layers_optimizers_and_models_import_nothing_of_the_runner() -> None:
     refused = [*LIBRARIES, *(f"psrun.{room}" for room in ROOMS)]
     environment = {**os.environ, "TF_USE_LEGACY_KERAS": "1"}
     command = [sys.executable, "-c", IMPORTS, *refused]
-    process = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    process = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=BOUND_S)
     assert process.returncode == 0, process.stderr
     assert int(process.stdout) > 15
 

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import portpicker
 import pytest
+from bounds import BOUND_S
 from support import HARNESS
 
 from psrun.cluster.probe import answering, answers
@@ -50,7 +51,7 @@ def test_a_connection_that_is_not_made_in_time_is_an_error_and_a_signal_ends_the
     late = "TensorFlow has not connected within 1 s to ps-0 at ADDRESS, worker-0 at ADDRESS\n"
     assert blocked.stdout.readline() == late
     blocked.send_signal(signal.SIGTERM)
-    assert blocked.communicate(timeout=60)[0] == "interrupted by SIGTERM\n"
+    assert blocked.communicate(timeout=BOUND_S)[0] == "interrupted by SIGTERM\n"
     assert blocked.returncode == 175
 
 

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from bounds import BOUND_S
 
 from psrun.config.topology import Task
 from psrun.results import task_files
@@ -63,5 +64,5 @@ def test_only_the_notified_process_knows_that_the_run_is_over():
         "from psrun.cluster import servers, strategy\n"
         "over = servers.RunOverSignal(); print(bool(over)); strategy.signal_over(); print(bool(over))"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=BOUND_S, check=True)
     assert done.stdout.split() == ["False", "True"]
