@@ -72,6 +72,7 @@ _EXPLANATION = [
     {"What faults cost": "explanation/faults.md"},
     {"Measurements": "explanation/measurements.md"},
     {"From TensorFlow's documents": "explanation/tensorflow.md"},
+    {"What needs tf-keras": "explanation/tf-keras.md"},
     {"Contributing": "contributing.md"},
 ]
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import urllib.parse
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,16 @@ def test_the_texts_of_the_messages_are_those_of_the_code():
             words = part.strip(" ()")
             if words[:1].islower():
                 assert words in source, f"no message has {words!r}: change docs/reference/messages.md"
+
+
+def test_the_page_on_tf_keras_counts_the_modules_that_import_it():
+    counted: Counter[str] = Counter()
+    for path in modules():
+        if re.search(r"^(import|from) tf_keras\b", path.read_text(), flags=re.M):
+            counted["/".join(path.relative_to(ROOT).parts[:2])] += 1
+    text = (ROOT / "docs" / "explanation" / "tf-keras.md").read_text()
+    stated = re.findall(r"^\| `(psrun/\S+)` \| (\d+) \|", text, flags=re.M)
+    assert {part: int(number) for part, number in stated} == counted
 
 
 # -- docs/explanation/design.md says in which function each thing happens
