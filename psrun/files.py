@@ -50,6 +50,14 @@ def on_disk(text: str) -> Path:
     return Path(text)
 
 
+def from_here(path: Path) -> Path:
+    """A path from the current folder if it is below it; else the path as it is."""
+    try:
+        return path.absolute().relative_to(Path.cwd())
+    except ValueError:
+        return path
+
+
 def is_pattern(path: Path) -> bool:
     """Whether TensorFlow takes a path for a pattern where it reads checkpoints and models."""
     return bool(_PATTERN.search(str(path)))

@@ -24,6 +24,7 @@ from rich.console import Console
 from support import IN_PROCESS, MODELS, REPOSITORY, TRAINING, environment, run_config
 
 from psrun import process
+from psrun.config.run_config import TAKE_A_RUN
 from psrun.tf_internals import modules
 
 pytest_plugins = ["cluster_fixtures", "evaluation_fixtures", "messages"]
@@ -70,6 +71,9 @@ def compositions(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return seen
 
 
+HAVE_A_FOLDER = frozenset({"reproduce", *TAKE_A_RUN})  # commands that take the folder of a run
+
+
 @dataclass(frozen=True)
 class Command:
     """A finished psrun command."""
@@ -104,7 +108,7 @@ def psrun(tmp_path: Path):
         here = tmp_path / folder
         overrides = (
             [*arguments]
-            if any(a.startswith(("-", "resume=")) for a in arguments) or arguments[:1] == ("reproduce",)
+            if any(a.startswith(("-", "resume=")) for a in arguments) or HAVE_A_FOLDER.intersection(arguments[:1])
             else [*arguments, f"hydra.run.dir={here}"]
         )
         ended = subprocess.run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import functools
 import json
 import os
@@ -9,6 +10,8 @@ import secrets
 import shlex
 import string
 import sys
+import textwrap
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +33,7 @@ from psrun.config.choices import KINDS
 from psrun.config.composition import Composer, without_hydra
 from psrun.config.groups import ASKS, key_of, quoted, resume_folder, unquoted
 from psrun.config.parse import RECORDED
-from psrun.config.run_config import MODES, OF_A_RUN
+from psrun.config.run_config import DEFAULT_MODE, RESUME, TAKE_A_RUN, WORDS
 from psrun.config.schema import did_you_mean
 from psrun.errors import ConfigError, ExitCode, Problem, PsrunError
 from psrun.results import recorded_config, run_state
@@ -42,11 +45,17 @@ _CORE_COMMANDS = {"checkpoint": "psrun.checkpoint.commands:main", "init": "psrun
 # Options that a part carries out. They are no words, and no command line begins with them by mistake.
 MULTIRUN = "--multirun"
 COMPLETION = "--shell-completion"
-_TRAINING = ("fit", "run", "train")  # words for what psrun does without a command
+_ALSO_TRAIN = ("fit", "run")  # what people may call it
+_KEYS_OF_RUNS = ("resume", "consistency.run")  # whose value is a run: its folder or its name
+_HELP = ("--help", "-h")
+_COLUMNS = 80  # of the help
+_INDENT = "  "
 
 
 def find_command(word: str) -> Command | None:
     """The function of a command, which takes the arguments after the word; None if there is no such command."""
+    if word in WORDS:
+        return functools.partial(_run_by_word, time.time(), word)
     name = _CORE_COMMANDS.get(word) or parts.command(word)
     if name is None:
         return None
@@ -55,19 +64,12 @@ def find_command(word: str) -> Command | None:
 
 
 def command_words() -> list[str]:
-    """The words of all commands, in the order of the alphabet."""
-    found = {*_CORE_COMMANDS}
+    """The words of all commands: those that stand for keys of a run, then all others."""
+    found = [*WORDS]
     for part in parts.every():
-        found.update(part.commands)
-    return sorted(word for word in found if not word.startswith("-"))
-
-
-def command_words_of_others() -> list[str]:
-    """The words of the commands of other packages, in the order of the alphabet."""
-    found: set[str] = set()
-    for part in parts.others():
-        found.update(part.commands)
-    return sorted(found)
+        found += part.commands
+    found += _CORE_COMMANDS
+    return [word for word in dict.fromkeys(found) if not word.startswith("-")]
 
 
 def run() -> None:
@@ -77,18 +79,28 @@ def run() -> None:
 
 def _dispatch(started_s: float) -> ExitCode:
     arguments = sys.argv[1:]
+    if arguments in ([], ["-"]):
+        _print_instead_of_run(["--help"])
+        return ExitCode.USAGE  # so that a script that expects a training does not go on
     if arguments == ["--version"]:
         Console().print(f"psrun {psrun.__version__}", highlight=False)
         return ExitCode.DONE
-    if arguments and arguments[0] == "help":
+    if arguments[0] == "help":
         sys.argv[1:] = [*arguments[1:], "--help"]
         return _dispatch(started_s)
-    if arguments and arguments[0] in ("-sc", COMPLETION):
+    if arguments[0] in ("-sc", COMPLETION):
         return _completion(arguments[1:])
-    is_torn = len(arguments) > 1 and arguments[1].startswith("=")  # NAME = VALUE
-    if arguments and arguments[0].isidentifier() and not is_torn:
+    word, others = word_of_run(arguments)
+    if word is not None:
+        return _run_by_word(started_s, word, others)
+    if arguments[0].isidentifier() and not _is_torn(arguments):
         return _command(arguments[0], arguments[1:])
     return run_experiment(started_s)
+
+
+def _is_torn(arguments: Sequence[str]) -> bool:
+    """Whether the first argument is the name in NAME = VALUE."""
+    return len(arguments) > 1 and arguments[1].startswith("=")
 
 
 def _completion(arguments: list[str]) -> ExitCode:
@@ -96,6 +108,114 @@ def _completion(arguments: list[str]) -> ExitCode:
     if complete is None:
         raise ConfigError(parts.with_missing("-sc: completion is not installed"))
     return complete(arguments)
+
+
+def word_of_run(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
+    """The word of `WORDS` that a command line begins with, perhaps after options, and the other arguments.
+
+    The word is None for other command lines.
+    """
+    given = groups.split_arguments(arguments)[1]
+    if not given or given[0] not in WORDS or _is_torn(given):
+        return None, [*arguments]
+    at = 0
+    while not groups.split_arguments(arguments[: at + 1])[1]:  # an option may have the word as its value
+        at += 1
+    return given[0], [*arguments[:at], *arguments[at + 1 :]]
+
+
+def _run_by_word(started_s: float, word: str, arguments: Sequence[str]) -> ExitCode:
+    """Runs `psrun WORD ARGUMENTS`; raises as `run_experiment`."""
+    if not set(_HELP).isdisjoint(arguments):
+        sys.stdout.write(_help_of_word(word))
+        return ExitCode.DONE
+    sys.argv[1:] = as_keys(word, arguments)
+    return run_experiment(started_s)
+
+
+def as_keys(word: str, arguments: Sequence[str]) -> list[str]:
+    """The arguments in Hydra's grammar that `psrun WORD ARGUMENTS` stands for.
+
+    Raises:
+      ConfigError: the word takes other arguments.
+    """
+    if not groups.prints_something(arguments):
+        groups.require_options_of_a_run(arguments, functools.partial(_key_instead, arguments))
+    options, others = groups.split_arguments(arguments)
+    torn = composition.torn(others)
+    runs = [each for each in others if each not in torn and groups.names_run(each)]
+    keys = [each for each in others if each not in runs]
+    sweeps = groups.is_sweep(options)
+    if message := _wrong_after_word(word, runs, keys, sweeps=sweeps):
+        raise ConfigError(message)
+    stands_for = []
+    if word not in (RESUME, DEFAULT_MODE):
+        stands_for.append(f"mode={word}")
+    for run in runs:
+        resumed = _by_folder(f"resume={quoted(Path(run))}")
+        stands_for.append(resumed)
+        is_whole_sweep = word == RESUME and _holds_sweep(resume_folder([resumed]))
+        if is_whole_sweep and not sweeps and not groups.prints_something(options):
+            options.append("-m")
+    return [*options, *stands_for, *keys]
+
+
+def _wrong_after_word(word: str, runs: Sequence[str], keys: Sequence[str], *, sweeps: bool) -> str:
+    """The message for arguments that a word does not take; empty if it takes them.
+
+    Args:
+      runs, keys: the arguments without options.
+      sweeps: whether -m is among the options.
+    """
+    named = [*runs, *(each for each in keys if key_of(each) == "resume")]
+    modes = [each for each in keys if key_of(each) == "mode"]
+    if modes and word != RESUME:
+        return f"mode: is {word} by the command; remove {modes[0]}"
+    if word not in TAKE_A_RUN:
+        return _run_after_word(word, runs[0], keys) if runs else ""
+    if not named:
+        return f"{word} needs a run; write psrun {word} RUN, its folder or its name (psrun list shows the runs)"
+    if len(named) > 1:
+        return f"{word} takes one run, not {len(named)}: {', '.join(named)}; write a command for each of them"
+    if sweeps and word != RESUME:
+        return f"{word} takes one run, and no -m; write a command for each run"
+    return ""
+
+
+def _run_after_word(word: str, given: str, keys: Sequence[str]) -> str:
+    """The message for a word of a new run with an argument that is neither a choice nor a key with its value."""
+    for group in ("model", "experiment"):
+        if given in groups.choices_of(group, keys):
+            return f"{word} takes GROUP=NAME and KEY=VALUE, not {given}; write psrun {word} {group}={given}"
+    message = f"{word} takes GROUP=NAME and KEY=VALUE of a new run, not {given}"
+    return f"{message}; to continue a run, write psrun resume {shlex.quote(given)}"
+
+
+def _holds_sweep(folder: Path | None) -> bool:
+    return folder is not None and os.path.exists(folder / run_state.SWEEP) and not RunFolder(folder).has_run
+
+
+def _help_of_word(word: str) -> str:
+    """The --help of a word that stands for keys of a run, COLUMNS wide."""
+    does, examples = WORDS[word]
+    of_a_run = word in TAKE_A_RUN
+    width = max(map(len, examples)) + 2
+    lines = [f"  psrun {word} {given:<{width}}{what}" for given, what in examples.items()]
+    parser = argparse.ArgumentParser(
+        usage=f"psrun {word} {'RUN ' if of_a_run else ''}[GROUP=NAME ...] [KEY=VALUE ...]",
+        description=does,
+        epilog="\n".join(["examples:", *lines]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    if of_a_run:
+        parser.add_argument("run", metavar="RUN", help=run_state.WORD_HELP)
+    parser.add_argument("choice", metavar="GROUP=NAME", help="a choice of a group: psrun GROUP=? lists them")
+    parser.add_argument("key", metavar="KEY=VALUE", help="the value of a key: psrun --cfg job lists them")
+    if not of_a_run:
+        parser.add_argument("-m", "--multirun", action="store_true", help="a run for each combination of values A,B")
+    parser.add_argument("--config-dir", metavar="FOLDER", help="folder with choices of your own")
+    parser.add_argument("--cfg", metavar="job", help="show the configuration; run nothing")
+    return parser.format_help()
 
 
 def _command(word: str, arguments: list[str]) -> ExitCode:
@@ -109,19 +229,11 @@ def _no_command(word: str, others: Sequence[str]) -> str:
     """The message for a first argument that is no command."""
     keys = [each for each in others if "=" in each or each.startswith("-")]
     names = [each for each in others if each not in keys]
-    resumed = f"resume={shlex.quote(names[0])}" if names else "resume=RUN"
-    if word in _TRAINING:
-        command = _line(keys or ["model=NAME"])
-        return f"{word} is no command: psrun trains without one; write {command}"
-    if word == "resume":
-        command = _line([resumed, *keys])
-        return f"resume is a key; write {command}"
-    if word in OF_A_RUN:
-        command = _line([f"mode={word}", resumed, *keys])
-        return f"{word} is a mode; write {command}"
-    if word in MODES:
-        command = _line([f"mode={word}", *keys])
-        return f"{word} is a mode; write {command}"
+    if word in _ALSO_TRAIN:
+        return f"{word} is no command; write {_line(['train', *(keys or ['model=NAME'])])}"
+    if word in groups.SINGLE_KEYS:
+        value = names[0] if names else "VALUE"
+        return f"{word} is a key; write {_line([f'{word}={value}', *keys])}"
     if word in groups.ONE_CHOICE:
         choice = names[0] if names else "NAME"
         command = _line([f"{word}={choice}", *keys])
@@ -155,7 +267,7 @@ def run_experiment(started_s: float) -> ExitCode:
     note_replaced(arguments)
     if groups.prints_something(arguments):
         return _print_instead_of_run(arguments)
-    groups.require_options_of_a_run(arguments, functools.partial(_key_instead, arguments))
+    groups.require_options_of_a_run(command_line, functools.partial(_key_instead, command_line))
     if groups.is_sweep(arguments):
         return _sweep(arguments)
     if any(key_of(each) == "sweep.search" for each in arguments):
@@ -190,7 +302,8 @@ def _key_instead(arguments: Sequence[str], option: str, value: str) -> str:
     name = option.lstrip("-").replace("-", "_")
     if instead := advice.of_the_environment(name):
         return instead
-    if name in groups.ONE_CHOICE:
+    above, dot, _ = name.partition(".")
+    if name in groups.ONE_CHOICE or (dot and above in (*parse.GROUPS, *parse.TOP, "hydra")):
         return f"write {name}={value}"
     others = [each for each in groups.split_arguments(arguments)[1] if "=" in each]
     try:
@@ -258,11 +371,17 @@ def _help(arguments: list[str]) -> str | None:
     config = composition.compose(groups.arguments_of_the_configuration(arguments))
     HydraConfig.instance().set_config(config)
     try:
-        text = string.Template(config.hydra.help.template).substitute()
+        return string.Template(config.hydra.help.template).substitute(COMMANDS=_listed_commands())
     except KeyError:
         return None
-    words = command_words_of_others()
-    return f"{text}\nOf other packages: {'  '.join(words)}" if words else text
+
+
+def _listed_commands() -> str:
+    """The words of all commands, for the help: those that stand for keys of a run are in a line of their own."""
+    others = [word for word in command_words() if word not in WORDS]
+    lines = [_INDENT + "  ".join(WORDS)]
+    lines += textwrap.wrap("  ".join(others), _COLUMNS, initial_indent=_INDENT, subsequent_indent=_INDENT)
+    return "\n".join(lines)
 
 
 def _list_choices(asked: list[str], arguments: list[str]) -> ExitCode:
@@ -318,7 +437,7 @@ def _run_composed(config: DictConfig, command_line: list[str], started_s: float)
     if config.hydra.mode == RunMode.MULTIRUN:
         raise ConfigError([Problem("hydra.mode", "is MULTIRUN; start a sweep with -m")])
     if config.resume and resume_folder(command_line) is None:
-        message = "is read from the command line only, as resume=RUN_FOLDER without +; remove it elsewhere"
+        message = "is read from the command line only, as psrun resume RUN; remove it elsewhere"
         raise ConfigError([Problem("resume", message)])
     codes: list[ExitCode] = []
     errors: list[PsrunError] = []
@@ -418,7 +537,7 @@ def compose_resumed(arguments: Sequence[str], folder: Path, *, into: Path | None
 
 
 def with_resume_folder(arguments: Sequence[str]) -> list[str]:
-    """The arguments, with the folder of the run or sweep that `resume` names by its name or by the end of its folder's.
+    """The arguments, with the folder of the run or sweep that a key names by its name or by the end of its folder's.
 
     Raises:
       ConfigError: several have it.
@@ -428,14 +547,14 @@ def with_resume_folder(arguments: Sequence[str]) -> list[str]:
 
 def _by_folder(argument: str) -> str:
     key, _, value = argument.partition("=")
-    if key != "resume" or value in ("", "null", ASKS):
+    if key not in _KEYS_OF_RUNS or value in ("", "null", ASKS):
         return argument
     try:
         folder = run_state.find_named(unquoted(value))
         run_state.require_readable(folder or Path(unquoted(value)))
     except ConfigError as error:
-        raise ConfigError([Problem("resume", problem.message) for problem in error.problems]) from error
-    return argument if folder is None else f"resume={quoted(folder.absolute())}"
+        raise ConfigError([Problem(key, problem.message) for problem in error.problems]) from error
+    return argument if folder is None else f"{key}={quoted(folder.absolute())}"
 
 
 def _recorded_overrides(folder: Path, arguments: Sequence[str]) -> list[str]:
@@ -454,9 +573,12 @@ def _recorded_overrides(folder: Path, arguments: Sequence[str]) -> list[str]:
 
 def _no_run_to_resume(folder: Path, error: Exception) -> str:
     if os.path.exists(folder / run_state.SWEEP):
-        return f"{folder} holds a sweep; use psrun -m resume=..."
+        shown = run_state.shown_path(folder)
+        message = f"{shown} holds a sweep; name a job of it, such as {shown}/0"
+        return f"{message}; all jobs continue with {run_state.resume_command(folder)}"
     if not os.path.isdir(folder):
-        return f"there is no run in {folder}: no such folder (current folder: {Path.cwd()})"
+        guess = run_state.guess(folder.name)
+        return f"there is no run in {folder}: no such folder (current folder: {Path.cwd()}){guess}"
     if isinstance(error, FileNotFoundError):
         return f"there is no run in {folder}: no run.json; name the folder of a run, such as runs/RUN"
     return f"the run in {folder} cannot be resumed: run.json cannot be read ({error})"

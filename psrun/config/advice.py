@@ -59,10 +59,10 @@ def for_key(key: str, keys: Collection[str], composed: Mapping[str, Any], argume
       arguments: with the --config-dir folders.
     """
     parent, _, name = key.rpartition(".")
-    if not parent and (instead := of_the_environment(name)):
-        return f" {instead}"
     if schema.is_near(name, keys):
         return schema.did_you_mean(name, keys)
+    if not parent and (instead := of_the_environment(name)):
+        return f" {instead}"
     if parent in groups.SEVERAL_CHOICES:
         places = [f"{parent}.{choice}.{name}" for choice in _choices_with(parent, name, arguments)]
         return f" Did you mean {' or '.join(places)}?" if places else schema.did_you_mean(name, keys)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from psrun.config import topology
+from psrun.config import groups, topology
 from psrun.config.schema import Choice, at_least, one_of
 from psrun.config.topology import JOBS, Topology
 from psrun.errors import ConfigError, Problem
@@ -128,14 +129,14 @@ class ClusterChoice(Choice):
         return process.get("host")
 
     @classmethod
-    def resume_command(cls, resume: str, overrides: Sequence[str]) -> str:
-        """The command that resumes a run.
+    def resume_command(cls, folder: Path, overrides: Sequence[str]) -> str:
+        """The command that resumes a run, as a shell takes it.
 
         Args:
-          resume: the argument `resume=FOLDER`, as a shell takes it.
+          folder: of the run.
           overrides: of the run so far.
         """
-        return f"psrun {resume}"
+        return f"psrun resume {groups.run_argument(folder)}"
 
     @classmethod
     def stop(cls, job: Mapping[str, Any], *, waits: bool, is_here: bool, now: bool) -> bool:

@@ -52,7 +52,8 @@ _TYPOGRAPHIC = "\u201c\u201d\u201e\u00ab\u00bb\u2018\u2019\u201a"  # quotes
 _DASHES = ("\u2013", "\u2014")
 _OF_QUOTES = "has the typographic quote {}; write a plain one, ' or \""
 # The blank before a further argument in a value.
-_FURTHER = re.compile(rf"\s+(?=(?:{'|'.join((*GROUPS, *TOP, 'experiment', 'hydra'))})(?:\.[\w.]+)?=)")
+_NAMES = (*GROUPS, *TOP, "experiment", "hydra")
+_FURTHER = re.compile(rf"\s+(?=(?:{'|'.join(_NAMES)})(?:\.[\w.]+)?=)")
 _FOLDERS = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir")
 _SET_HERE = (OverrideType.CHANGE, OverrideType.ADD, OverrideType.FORCE_ADD, OverrideType.DEL)
 _CONF = "psrun.conf"
@@ -86,7 +87,7 @@ def problems_of_arguments(arguments: Sequence[str], *, sweeps: bool) -> dict[str
     """
     choices = groups.choices(arguments)
     others = split_arguments(arguments)[1]
-    found = _torn(others)
+    found = torn(others)
     chosen: dict[str, str] = {}
     for argument in _without(found, others):
         override = _parsed_override(argument)
@@ -198,14 +199,18 @@ def _delete(config: DictConfig, key: str, value: Any) -> Problem | None:
     return None
 
 
-def _torn(arguments: Sequence[str]) -> dict[str, Problem]:
-    """The problem of each part of an argument that blanks beside = have torn apart."""
+def torn(arguments: Sequence[str]) -> dict[str, Problem]:
+    """The problem of each part of an argument KEY=VALUE that is written as two or three arguments."""
     found: dict[str, Problem] = {}
     for at in range(len(arguments)):
         parts = _torn_parts(arguments[at:])
         whole = "".join(parts)
+        message = f"has blanks beside =; write {whole}"
+        if "=" not in whole:
+            whole = "=".join(parts)
+            message = f"has no = before its value; write {whole}"
         for part in parts:
-            found[part] = Problem(whole.partition("=")[0], f"has blanks beside =; write {whole}")
+            found[part] = Problem(whole.partition("=")[0], message)
     return found
 
 
@@ -214,7 +219,7 @@ def _without(torn: Collection[str], arguments: Sequence[str]) -> list[str]:
 
 
 def _torn_parts(arguments: Sequence[str]) -> list[str]:
-    """The parts of the first argument, as in NAME = VALUE, NAME= VALUE and NAME =VALUE; empty if it is whole."""
+    """The parts of the first argument: NAME = VALUE, NAME= VALUE, NAME =VALUE or NAME VALUE; empty if it is whole."""
     first, second, third = [*arguments, "", ""][:3]
     if "=" not in first and second == "=" and third and "=" not in third:
         return [first, second, third]
@@ -222,18 +227,31 @@ def _torn_parts(arguments: Sequence[str]) -> list[str]:
         return [first, second]
     if first.endswith("=") and first.count("=") == 1 and len(first) > 1 and second and "=" not in second:
         return [first, second]
+    is_value = bool(second) and "=" not in second and not _is_name(second)
+    if is_value and _is_name(first):
+        return [first, second]
     return []
+
+
+def _is_name(argument: str) -> bool:
+    """Whether an argument is the name of a group or a key, without a value."""
+    above, dot, _ = argument.partition(".")
+    if dot:
+        return above in _NAMES and re.fullmatch(r"[\w.]+", argument) is not None
+    return argument in groups.ONE_CHOICE or argument in groups.SINGLE_KEYS
 
 
 def _parsed_override(argument: str) -> Override | Problem:
     """The argument as Hydra reads it, or the problem with it."""
     key, equals, value = argument.partition("=")
+    if not argument.strip():
+        return Problem("", "an argument is empty; remove it, or the quotes around nothing")
     if argument.startswith(_DASHES):
         return Problem(argument, f"begins with a typographic dash, {argument[0]}; write the plain one, - or --")
     if not equals and not argument.startswith("~"):
         if mark := _typographic_quote(argument):
             return Problem(argument, _OF_QUOTES.format(mark))
-        return Problem(argument, f"is neither GROUP=NAME nor KEY=VALUE; to set a key, write {argument}=VALUE")
+        return Problem(argument, f"is neither GROUP=NAME nor KEY=VALUE; {_with_equals(argument)}")
     if not key.lstrip("+~"):
         return Problem(argument, "is neither GROUP=NAME nor KEY=VALUE: there is no name before =")
     try:
@@ -242,10 +260,37 @@ def _parsed_override(argument: str) -> Override | Problem:
         plain_key = key.lstrip("+~" + _TYPOGRAPHIC)
         if mark := _typographic_quote(argument):
             return Problem(plain_key or argument, _OF_QUOTES.format(mark))
-        if _FURTHER.search(value) and not value.startswith(_NESTED):
-            several = " ".join(map(shlex.quote, _FURTHER.split(argument)))
-            return Problem(plain_key, f"holds several arguments in one quotation; write {several}")
+        if not value.startswith(_NESTED) and (instead := _in_one_quotation(argument)):
+            return Problem(plain_key.strip().partition(" ")[0], instead)
         return Problem(plain_key or argument, _unreadable_value(key, value, error))
+
+
+def _with_equals(argument: str) -> str:
+    """What to write instead of an argument without =."""
+    name = re.split(r"[:\s]", argument, maxsplit=1)[0]
+    value = argument.removeprefix(name).lstrip(": ")
+    if value and _is_name(name):
+        return f"write {name}={shlex.quote(value)}"
+    if "/" in argument and not argument.startswith("hydra/"):
+        return f"to continue a run, write psrun resume {shlex.quote(argument)}"
+    return f"to set a key, write {argument}=VALUE"
+
+
+def _in_one_quotation(argument: str) -> str:
+    """What to write instead of an argument that blanks make unreadable; empty without such blanks."""
+    without = re.sub(r"\s*=\s*", "=", argument.strip())
+    several = _FURTHER.split(without)
+    several[:1] = several[0].split(maxsplit=_words_before_key(several[0]))
+    if len(several) > 1:
+        return f"holds several arguments in one quotation; write {' '.join(map(shlex.quote, several))}"
+    if without != argument and re.search(r"\s", argument.partition("=")[0]):
+        return f"has blanks beside =; write {shlex.quote(without)}"
+    return ""
+
+
+def _words_before_key(argument: str) -> int:
+    """How many words stand before the key in an argument, as in `train model=dense`."""
+    return len(argument.partition("=")[0].split()) - 1
 
 
 def _typographic_quote(argument: str) -> str:
@@ -258,6 +303,8 @@ def _typographic_quote(argument: str) -> str:
 
 def _unreadable_value(key: str, value: str, error: HydraException) -> str:
     """The message for a value that cannot be read."""
+    if value.startswith("="):
+        return f"has two =; write {key}={value.lstrip('=')}"
     escaped = value.replace("\\", "\\\\").replace('"', '\\"')
     quoted = f'{key}="{escaped}"'
     if not value.startswith(_NESTED) and "(" not in value and not isinstance(_parsed_override(quoted), Problem):
@@ -283,7 +330,7 @@ def _several_values(argument: str, of_group: bool) -> Problem:
         return Problem(key, f"has several values, {value}; a sweep has one")
     quoted = shlex.quote(f'{key}="{value}"')
     is_text = re.search(r"[^\W\d_e]", value) and not of_group and "(" not in value
-    if re.fullmatch(r"0,\d+", value) and not of_group:
+    if re.fullmatch(r"-?(0,\d+|\d+,0\d*)", value) and not of_group:
         number = value.replace(",", ".")
         message = f"has several values, {value}; to sweep over them, add -m; for a number with a fraction, write"
         return Problem(key, f"{message} {key}={number}")
@@ -635,7 +682,22 @@ def _prepare(arguments: Sequence[str]) -> None:
         if not folder.is_dir():
             raise ConfigError([Problem("--config-dir", f"there is no folder {folder}")])
     groups.require_own_names(arguments)
+    _require_primary_file(arguments)
     _OtherFiles.search(folders, groups.folders_of_others(arguments))
+
+
+def _require_primary_file(arguments: Sequence[str]) -> None:
+    """Raises ConfigError if there is no file that --config-name names."""
+    if not any(argument.startswith(groups.NAME_OPTIONS) for argument in arguments):
+        return
+    name = _config_name(arguments)
+    file = f"{name.removesuffix('.yaml')}.yaml"
+    for folder in groups.search_path(arguments):
+        if (folder / file).is_file():
+            return
+    choice = f"experiment={name}" if name in groups.choices_of("experiment", arguments) else "experiment=NAME"
+    message = f"there is no {file} in the folders of --config-dir; to choose an experiment, write {choice} instead"
+    raise ConfigError([Problem("--config-name", message)])
 
 
 def _config_name(options: Sequence[str]) -> str:

@@ -9,6 +9,7 @@ import importlib.resources
 import importlib.util
 import itertools
 import re
+import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ _COMPLETION = ("--shell-completion", "-sc")
 CONF = Path(str(importlib.resources.files("psrun.conf")))
 ONE_CHOICE = frozenset(path.name for path in CONF.iterdir() if path.is_dir())  # groups of which a run has a choice
 SEVERAL_CHOICES = frozenset({"tracker"})  # of which a run may also have several, each in its own place
-_KEYS = ("mode", "seed", "resume", "restore")  # keys without a group and with a single value
+SINGLE_KEYS = ("mode", "seed", "resume", "restore")  # keys without a group and with a single value
 NEEDS_OWN_PACKAGE = "must begin with the line '# @package tracker.NAME', so that its keys are below tracker.NAME"
 NEEDS_GLOBAL_PACKAGE = "must begin with the line '# @package _global_', so that its keys are top-level keys"
 _OPTIONS_OF_FILES = (*OPTIONS, *NAME_OPTIONS)
@@ -38,8 +39,9 @@ _WITH_VALUE = (*_OPTIONS_OF_FILES, *_OF_CFG, "--cfg", "-c", "--info", "-i", "--s
 # Options of Hydra's that would start another run than they say.
 _INSTEAD = {
     "--resolve": "is an option of --cfg: add --cfg job",
+    "--sweep": "is no option of psrun; a sweep is psrun -m KEY=A,B",
     **dict.fromkeys(("--config-path", "-cp"), "would replace psrun's own files; use --config-dir FOLDER"),
-    "--experimental-rerun": "is not supported; use resume=RUN_FOLDER",
+    "--experimental-rerun": "is not supported; use psrun resume RUN",
 }
 ASKS = "?"  # the value of a group whose choices the user asks for
 
@@ -327,7 +329,7 @@ def require_own_names(arguments: Sequence[str]) -> None:
     problems = [
         Problem(OPTIONS[0], f"{folder / key} has the name of the key {key}, which is no group; rename the folder")
         for folder in folders
-        for key in _KEYS
+        for key in SINGLE_KEYS
         if any((folder / key).glob("*.yaml"))
     ]
     problems += [
@@ -378,10 +380,11 @@ def require_options_of_a_run(arguments: Sequence[str], advise: Callable[[str, st
         name, equals, _ = each.partition("=")
         if not lacking and each not in (*_FLAGS, "-") and name not in (*_OPTIONS_OF_FILES, *_OF_CFG):
             known = (*_FLAGS, *_OPTIONS_OF_FILES, *(option for option in _PRINTING if option.startswith("--")))
+            if name in _INSTEAD:
+                raise ConfigError(f"{name} {_INSTEAD[name]}")
             if instead := advise(name, _value_of(each, arguments)):
                 raise ConfigError(f"{name} is no option of psrun; {instead}")
-            advice = _INSTEAD.get(name) or f"is no option of psrun.{did_you_mean(name, known)} See psrun --help"
-            raise ConfigError(f"{name} {advice}")
+            raise ConfigError(f"{name} is no option of psrun.{did_you_mean(name, known)} See psrun --help")
         lacking = "" if lacking or equals or each not in _WITH_VALUE else each
 
 
@@ -416,6 +419,25 @@ def arguments_of_the_configuration(arguments: Sequence[str]) -> list[str]:
 def key_of(argument: str) -> str:
     """The key or group that an argument sets, without the place where a group goes."""
     return argument.partition("=")[0].lstrip("+~").partition("@")[0]
+
+
+def names_run(argument: str) -> bool:
+    """Whether an argument after the word of a command names a run: it is no option, choice or key with its value.
+
+    A folder that exists may have = in its name, after a /.
+    """
+    if argument.startswith("~") and not argument.startswith("~/"):  # deletes a key
+        return False
+    name, equals, _ = argument.partition("=")
+    return not equals or ("/" in name and Path(argument).expanduser().is_dir())
+
+
+def run_argument(folder: Path) -> str:
+    """A run folder as the argument after the word of a command, as a shell takes it; see `names_run`."""
+    text = str(folder)
+    if text.startswith(("-", "~")) or "=" in text.partition("/")[0]:
+        text = f"./{text}"
+    return shlex.quote(text)
 
 
 def is_sweep(arguments: Sequence[str]) -> bool:

@@ -587,7 +587,7 @@ def _check_restoring(config: RunConfig) -> Iterator[Problem]:
     """Problems of the modes that restore a checkpoint."""
     restores = config.mode in OF_A_RUN
     if restores and config.resume is None:
-        yield Problem("resume", f"is required with mode={config.mode}; set resume=RUN_FOLDER")
+        yield Problem("resume", f"is required with mode={config.mode}; write psrun {config.mode} RUN")
     if config.mode == "evaluate":
         if config.evaluation.runs_on != "coordinator":
             yield Problem("evaluation", "mode=evaluate requires evaluation=direct, exact or distributed")

@@ -15,9 +15,60 @@ from psrun.config.schema import at_least, one_of
 from psrun.config.targets import Target
 from psrun.config.topology import EVALUATOR, Task
 
-MODES = ("train", "plan", "export", "predict", "evaluate")
+DEFAULT_MODE = "train"
+MODES = (DEFAULT_MODE, "plan", "export", "predict", "evaluate")
 CHIEF_ROLES = {"train": "coordinator", "evaluate": "evaluation", "predict": "predictor"}  # modes that use the cluster
 OF_A_RUN = ("export", "predict", "evaluate")  # modes that take a checkpoint of a run
+RESUME = "resume"
+TAKE_A_RUN = (*OF_A_RUN, RESUME)  # the words of these commands are followed by a run
+# The commands that stand for keys of a run, `psrun WORD RUN KEY=VALUE` for mode=WORD resume=RUN KEY=VALUE: what each
+# does, and examples of what follows the word.
+WORDS: dict[str, tuple[str, dict[str, str]]] = {
+    "train": (
+        "Trains a new run or, with -m, all runs of a sweep. The word may be left out.",
+        {
+            "model=embedding trainer.epochs=3": "a run",
+            "-m seed=1,2,3": "a sweep of three runs",
+            "--config-dir conf experiment=first": "a run with files of your own",
+        },
+    ),
+    "plan": (
+        "Shows the tasks, the placement of variables, memory and traffic of a run. It starts nothing.",
+        {
+            "cluster=local model=embedding": "the plan of a run",
+            "-m cluster.num_ps=1,2,4": "a table of the plans of a sweep",
+        },
+    ),
+    "evaluate": (
+        "Evaluates a checkpoint of a run.",
+        {
+            "RUN": "its newest checkpoint",
+            "RUN restore=best": "its best checkpoint",
+            "RUN data.eval_path=new.csv": "on other data",
+        },
+    ),
+    "predict": (
+        "Writes the predictions of a checkpoint of a run to a file.",
+        {
+            "RUN": "for its evaluation data",
+            "RUN data.eval_path=new.csv": "for other data",
+            "RUN restore=best predict.path=p.parquet": "by its best checkpoint",
+        },
+    ),
+    "export": (
+        "Writes a SavedModel of a checkpoint of a run, for use without psrun.",
+        {"RUN": "of its newest checkpoint", "RUN restore=best": "of its best checkpoint"},
+    ),
+    RESUME: (
+        "Continues a run from its newest checkpoint, or a sweep.",
+        {
+            "RUN": "as it is configured",
+            "RUN trainer.epochs=20": "to another number of epochs",
+            "RUN cluster=local cluster.num_ps=3": "on another cluster",
+            "SWEEP": "all jobs that are not completed",
+        },
+    ),
+}
 FROM_DATA = ("data.global_batch_size", "trainer.epochs", "trainer.steps_per_epoch")  # keys that may be `auto`
 
 

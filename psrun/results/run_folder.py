@@ -17,6 +17,7 @@ from omegaconf import OmegaConf
 from yaml import YAMLError
 
 from psrun import files
+from psrun.config.groups import run_argument
 from psrun.errors import CANNOT_GROW, FULL, ConfigError, Problem, PsrunError, RunFolderError
 from psrun.results.events import (
     CHANGES,
@@ -75,8 +76,9 @@ class RunFolder(Journal):
     def create(cls, path: Path, *, raw: Mapping[str, Any]) -> RunFolder:
         """Prepares the folder for a new run. Raises ConfigError if it holds a run, or nothing can be written there."""
         if cls(path).has_run:
+            shown = run_argument(files.from_here(path))
             message = f"{path} holds a run already; choose another folder, or resume the run"
-            raise ConfigError([Problem("hydra.run.dir", message)])
+            raise ConfigError([Problem("hydra.run.dir", f"{message}: psrun resume {shown}")])
         folder = cls.open(path)
         write_config(path, raw)
         return folder
@@ -349,10 +351,12 @@ def write_config(folder: Path, raw: Mapping[str, Any]) -> None:
 
 
 def in_use(path: Path, *, resumes: bool) -> Problem:
-    """Another process runs the run in `path`."""
+    """Another process runs the run, or the sweep, in `path`."""
     if resumes:
-        remedy = f"to follow it: psrun watch {shlex.quote(str(path))}; to end it: psrun stop {shlex.quote(str(path))}"
-        return Problem("resume", f"{path} is in use by a running run; {remedy}")
+        shown = files.from_here(path)
+        quoted = shlex.quote(str(shown))
+        message = f"{shown} is running; to follow it: psrun watch {quoted}; to end it: psrun stop {quoted}"
+        return Problem("resume", message)
     return Problem("hydra.run.dir", f"{path} is in use by a running run; choose another folder")
 
 

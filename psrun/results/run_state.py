@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import shlex
 import stat
 import time
 from collections.abc import Iterator, Mapping, Set
@@ -22,7 +21,7 @@ import psutil
 from psrun import files, process
 from psrun.config import choices, schema
 from psrun.config.clusters import ClusterChoice
-from psrun.config.groups import quoted
+from psrun.config.groups import run_argument
 from psrun.config.topology import CHIEF, Task
 from psrun.errors import ConfigError
 from psrun.results import events, run_folder, task_files
@@ -116,13 +115,6 @@ def printable(path: Path | str) -> str:
     return os.fsencode(path).decode("utf-8", errors="backslashreplace")
 
 
-def resume_argument(folder: Path) -> str:
-    """The argument that resumes the run or the sweep in `folder`, as a shell takes it."""
-    if re.fullmatch(r"[\w./+:@-]+", str(folder)):
-        return f"resume={folder}"
-    return shlex.quote(f"resume={quoted(folder)}")
-
-
 def natural(text: str) -> list[tuple[int, int | str]]:
     """A key that sorts 2 before 10."""
     return [(0, int(part)) if part.isdecimal() else (1, part) for part in re.split(r"(\d+)", text) if part]
@@ -212,7 +204,7 @@ class RunState:
     @property
     def resume_command(self) -> str:
         """The command that resumes the run on its engine."""
-        return self.engine.resume_command(resume_argument(self.path), self.overrides)
+        return self.engine.resume_command(self.path, self.overrides)
 
     @property
     def overrides(self) -> list[str]:
@@ -360,7 +352,7 @@ def resolve(word: str) -> Path:
     try:
         return existing(path)
     except ConfigError as error:
-        raise ConfigError(f"{error}{_guess(word)}") from error
+        raise ConfigError(f"{error}{guess(word)}") from error
 
 
 def find_named(word: str) -> Path | None:
@@ -411,22 +403,20 @@ def resolve_run(word: str) -> Path:
 
 def shown_path(folder: Path) -> str:
     """A folder for users: from the current folder if it is below it."""
-    try:
-        return printable(folder.absolute().relative_to(Path.cwd()))
-    except ValueError:
-        return printable(folder)
+    return printable(files.from_here(folder))
 
 
 def resume_command(folder: Path) -> str:
     """The command that resumes the run or the sweep in `folder`; empty for a run that does not train."""
     here = Path(shown_path(folder))
     if os.path.exists(folder / SWEEP):
-        return f"psrun -m {resume_argument(here)}"
+        return f"psrun resume {run_argument(here)}"
     now = look(here)
     return now.resume_command if now.result.get("mode", "train") == "train" else ""
 
 
-def _guess(word: str) -> str:
+def guess(word: str) -> str:
+    """The end of the message for a word that no run below runs/ has as its name; empty without runs."""
     there = [Path(folder) for folder, _ in walk(str(RUNS))]
     if not there:
         return ""

@@ -342,7 +342,7 @@ def _print_error(terminal: TextIO, text: str, code: ExitCode, log: Path) -> None
 def _show_resume(run: RunConfig, folder: RunFolder, code: ExitCode, terminal: TextIO, *, is_own: bool) -> None:
     """Prints the command that resumes a training which a person has interrupted."""
     if is_own and code == ExitCode.INTERRUPTED and run.mode == "train" and folder.checkpoints.exists():
-        text = f"to resume: {run_state.look(folder.path).resume_command}"
+        text = f"to resume: {run_state.resume_command(folder.path)}"
         Console(file=terminal, highlight=False, soft_wrap=True).print(text, markup=False)
 
 

@@ -19,6 +19,8 @@ from pathlib import Path
 from psrun import process
 from psrun.cli import command_line
 from psrun.cli.command_line import Command
+from psrun.config.groups import names_run, split_arguments
+from psrun.config.run_config import TAKE_A_RUN, WORDS
 from psrun.engines.submit import ENGINES
 from psrun.errors import ConfigError, ExitCode
 
@@ -53,6 +55,10 @@ def _query(shell: str) -> ExitCode:
     with process.silent_stderr():
         if before and before[0] == _SUBMIT and not word.startswith("-"):
             answers = _of_submit(before[1:], word, shell)
+        elif before == ["help"]:
+            answers = _of_words(word)
+        elif before and before[0] in WORDS and not word.startswith("-"):
+            answers = _of_run(before[0], before[1:], word, shell)
         elif before and (command := _command(before[0])) is not None:
             answers = _of_command(command, before[1:], word)
         elif word.startswith("-"):
@@ -62,7 +68,7 @@ def _query(shell: str) -> ExitCode:
         elif before and before[-1] == _CONFIG_DIR:
             answers = _paths(word, folders=True)
         else:
-            answers = [] if before else [each for each in command_line.command_words() if each.startswith(word)]
+            answers = [] if before else _of_words(word)
             answers += _of_hydra(before, word, shell)
     sys.stdout.write("".join(f"{answer}\n" for answer in answers))
     return ExitCode.DONE
@@ -102,6 +108,21 @@ def _of_submit(before: Sequence[str], word: str, shell: str) -> list[str]:
     if not before:
         return [engine for engine in ENGINES if engine.startswith(word)]
     return _of_hydra([f"cluster={before[0]}", *before[1:]], word, shell)
+
+
+def _of_words(word: str) -> list[str]:
+    return [each for each in command_line.command_words() if each.startswith(word)]
+
+
+def _of_run(command: str, before: Sequence[str], word: str, shell: str) -> list[str]:
+    """Completes the run, if the command takes one, and the overrides."""
+    if before[-1:] == [_CONFIG_DIR]:
+        return _paths(word, folders=True)
+    answers = _of_hydra(before, word, shell)
+    has_run = any(names_run(each) for each in split_arguments(before)[1])
+    if command in TAKE_A_RUN and not has_run:
+        answers = [*_paths(word, folders=True), *answers]
+    return answers
 
 
 def _paths(start: str, *, folders: bool = False) -> list[str]:

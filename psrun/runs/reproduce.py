@@ -33,7 +33,7 @@ from psrun.runs.reproduction import Difference, Reproduction, Sample
 from psrun.runs.sweeps.sweep import RECORD as SWEEP
 
 _DEFAULT = "runs/reproduced"
-_KEPT = {"resume": "reproduces whole runs only; to continue a run, use psrun resume=...", "mode": "is train; remove it"}
+_KEPT = {"resume": "reproduces whole runs only; to continue a run, use psrun resume RUN", "mode": "is train; remove it"}
 
 
 def main(arguments: list[str]) -> ExitCode:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from psrun.config.clusters import ClusterRun, Unsupervised
@@ -22,7 +23,7 @@ class Kubernetes(Unsupervised):
     num_ps: int = at_least(1)
 
     @classmethod
-    def resume_command(cls, resume: str, overrides: Sequence[str]) -> str:
+    def resume_command(cls, folder: Path, overrides: Sequence[str]) -> str:
         again = [each for each in overrides if not each.startswith("cluster=")]  # the folder has another path in pods
         return f"psrun submit kubernetes {shlex.join(again)} | kubectl apply -f -"
 

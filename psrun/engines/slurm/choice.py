@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
+from psrun.config import groups
 from psrun.config.clusters import ClusterRun, OnSeveralMachines, RestartLimits, Start, Supervised
 from psrun.config.schema import at_least
 from psrun.engines.slurm import allocation, commands
@@ -79,7 +83,10 @@ class Slurm(OnSeveralMachines, Supervised):
         return f"{job} on {host}" if host else job
 
     @classmethod
-    def resume_command(cls, resume: str, overrides: Sequence[str]) -> str:
+    def resume_command(cls, folder: Path, overrides: Sequence[str]) -> str:
+        resume = f"resume={folder}"
+        if not re.fullmatch(r"[\w./+:@-]+", str(folder)):
+            resume = shlex.quote(f"resume={groups.quoted(folder)}")
         return f"psrun submit slurm {resume}"
 
     @classmethod

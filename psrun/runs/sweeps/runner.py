@@ -351,7 +351,7 @@ class SweepRunner:
         succeeded = not codes or (sweep.search is not None and signum is None)
         sweep.end("interrupted" if signum is not None else "completed" if succeeded else "failed")
         if not succeeded and not self.plans:
-            self._print(f"to resume the other jobs: psrun -m {run_state.resume_argument(sweep.path)}")
+            self._print(f"to resume the other jobs: {run_state.resume_command(sweep.path)}")
         if signum is not None:
             return Interrupted(signum).exit_code
         if self.plans:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shlex
 import shutil
 import socket
 import threading
@@ -20,10 +19,11 @@ from typing import Any
 
 import psrun
 from psrun import files, process
+from psrun.config.groups import run_argument
 from psrun.errors import CANNOT_GROW, ConfigError, Problem, SweepError
 from psrun.results import run_state
 from psrun.results.events import Progress
-from psrun.results.run_folder import OVER, PAUSED, PRUNED, SEARCH_STATES, RunFolder, wrong_folder
+from psrun.results.run_folder import OVER, PAUSED, PRUNED, SEARCH_STATES, RunFolder, in_use, wrong_folder
 from psrun.runs.states import STARTING, WAITING, state
 
 RECORD = run_state.SWEEP
@@ -113,7 +113,11 @@ class Sweep:
         record, problem = files.load_mapping(path / RECORD)
         if problem or "arguments" not in record:
             reason = problem or f"{RECORD} has no arguments"
-            hint = "; it holds a run: use psrun resume=... without -m" if RunFolder(path).has_run else ""
+            hint = ""
+            if RunFolder(path).has_run:
+                hint = f"; it holds a run: psrun resume {run_argument(files.from_here(path))}, without -m"
+            elif not path.is_dir():
+                hint = run_state.guess(path.name)
             raise ConfigError([Problem("resume", f"there is no sweep in {path} ({reason}){hint}")])
         return cls.from_record(path, record)
 
@@ -147,13 +151,13 @@ class Sweep:
             self.path.mkdir(parents=True, exist_ok=True)
             # A job that checks whether its sweep is alive locks the folder for a moment.
             if not files.hold(self.path, within_s=_HOLD_WITHIN_S):
-                key, remedy = "hydra.sweep.dir", "choose another folder"
                 if again:
-                    shown = shlex.quote(str(self.path))
-                    key, remedy = "resume", f"to follow it: psrun watch {shown}; to end it: psrun stop {shown}"
-                raise ConfigError([Problem(key, f"{self.path} is in use by a running sweep; {remedy}")])
+                    raise ConfigError([in_use(self.path, resumes=True)])
+                message = f"{self.path} is in use by a running sweep; choose another folder"
+                raise ConfigError([Problem("hydra.sweep.dir", message)])
             if not again and (self.path / RECORD).exists():
-                message = f"{self.path} holds a sweep already; choose another folder, or use psrun -m resume=..."
+                resume = run_state.resume_command(self.path)
+                message = f"{self.path} holds a sweep already; choose another folder, or continue it: {resume}"
                 raise ConfigError([Problem("hydra.sweep.dir", message)])
             shutil.rmtree(self._shared, ignore_errors=True)
             self._shared.mkdir()

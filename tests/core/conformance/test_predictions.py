@@ -126,7 +126,7 @@ def test_a_run_is_predicted_on_the_cluster_that_is_chosen_now(psrun):
     before = (first.folder / "run.json").read_bytes()
     written = {}
     for chosen in ([], ["cluster=mirrored"]):  # `none` predicts above
-        done = psrun("resume=run", "mode=predict", *chosen)
+        done = psrun("predict", "run", *chosen)
         assert done.code == 0, done.stderr
         assert "100 predictions of step 20 in" in done.stdout
         written[str(chosen)] = [float(row["prediction"]) for row in rows(first.folder / "predictions" / "20.csv")]

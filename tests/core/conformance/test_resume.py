@@ -320,9 +320,9 @@ def test_a_run_that_is_going_on_is_left_alone(psrun, tmp_path):
     going_on = Cluster(tmp_path, "cluster=inprocess", *QUICK, many_epochs(20), MOSTLY_WAITING)
     try:
         going_on.wait_for("checkpoint")
-        second = psrun("resume=run", "trainer.epochs=2")
-        assert (second.code, "is in use by a running run" in second.stderr) == (2, True), second.stderr
-        done = psrun("resume=run", "mode=predict", "cluster=none")
+        second = psrun("resume", "run", "trainer.epochs=2")
+        assert (second.code, "run is running; to follow it: psrun watch " in second.stderr) == (2, True), second.stderr
+        done = psrun("predict", "run", "cluster=none")
         assert done.code == 0, done.stderr
         assert going_on.process.poll() is None
         going_on.process.terminate()

@@ -41,12 +41,14 @@ pytestmark = pytest.mark.tensorflow
 # Mistakes that are seen in one argument, before a configuration is composed.
 ARGUMENTS = [
     "optimizer.learning_rate=0.1,0.2", "optimizer.learning_rate=0,01", "data.path=a b=c", "seed=[1", "seed",
-    "“model=dense”", "—multirun", "model=dense trainer.epochs=2", "model=embeding",
+    "“model=dense”", "—multirun", "model=dense trainer.epochs=2", "model=embeding", "model = dense", "trainer.epochs:3",
+    "trainer.epochs==3", "",
 ]  # fmt: skip
 # Options that a run does not have, or without what they need; and words that are no command.
 COMMAND_LINES = [
-    "--multrun seed=1", "--config-dir nowhere", "hydra.run.dir=afile/run", "train", "export runs/oj", "model dense",
-    "--epochs 3", "--model dense", "GPU=0", "model = dense", "modle=?",
+    "--multrun seed=1", "--config-dir nowhere", "hydra.run.dir=afile/run", "fit", "export", "resume a b",
+    "train runs/oj", "resume nowhere", "model dense", "--epochs 3", "--model dense", "--config-name foo", "GPU=0",
+    "MODEL=dense", "model = dense", "trainer.epochs 3", "modle=?",
 ]  # fmt: skip
 # Mistakes that are all reported at once, each with what to write instead.
 COMPOSED = {

@@ -84,7 +84,7 @@ def test_a_signal_stops_all_jobs_cleanly_and_the_sweep_can_be_resumed(start, tmp
     results = sweep.results()
     assert [results[n]["status"] for n in sorted(results)] == ["interrupted", "interrupted"]
     assert sweep.record["status"] == "interrupted"
-    assert "psrun -m resume=" in sweep.output
+    assert "psrun resume " in sweep.output
     sweep.wait(lambda: not sweep.left(), "end of all processes", within_s=10)
     (sweep.folder / "go").touch()
     again = start(f"resume={sweep.folder}")
@@ -107,7 +107,7 @@ def test_a_sweep_is_stopped_as_a_whole(start, now):
     assert sweep.end() == 130, sweep.output
     sweep.wait(lambda: not sweep.left(), "end of all processes", within_s=10)
     if not now:
-        assert "interrupted (2 interrupted, 1 waiting); to resume: psrun -m resume=" in stopped.stdout
+        assert "interrupted (2 interrupted, 1 waiting); to resume: psrun resume " in stopped.stdout
         assert sweep.record["status"] == "interrupted"
 
 

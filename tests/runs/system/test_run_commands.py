@@ -70,7 +70,7 @@ def test_a_run_is_followed_and_stopped_by_its_name(start, tmp_path):
     stopped = psrun("stop", "first try", folder=run.root)
     assert (stopped.returncode, stopped.stderr) == (0, "")
     saved = run.result["checkpoints"][-1]["step"]
-    assert f"runs/one: interrupted, checkpoint of step {saved}; to resume: psrun resume=" in stopped.stdout
+    assert f"runs/one: interrupted, checkpoint of step {saved}; to resume: psrun resume runs/one\n" in stopped.stdout
     assert run.end() == 130
     assert saved == run.result["steps"]["applied"]
     assert view.wait(BOUND_S) == 0

@@ -27,7 +27,7 @@ def test_a_run_that_is_gone_says_how_it_is_resumed(tmp_path, monkeypatch, capfd)
     for command, arguments in ((list_runs, []), (stop, ["A"]), (logs, ["A"])):
         assert command(arguments) == 0
         output = capfd.readouterr()
-        assert "to resume: psrun resume=runs/A\n" in output.out + output.err
+        assert "to resume: psrun resume runs/A\n" in output.out + output.err
 
 
 def test_a_job_whose_run_json_is_lost_is_a_run(tmp_path):

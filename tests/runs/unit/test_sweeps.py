@@ -134,7 +134,7 @@ def test_a_sweep_of_tasks_that_somebody_else_starts_is_refused(cluster):
 def test_a_folder_has_one_sweep(tmp_path):
     sweep = Sweep(tmp_path / "sweep", ["-m"])
     sweep.begin(again=False)
-    with pytest.raises(ConfigError, match="is in use by a running sweep"):
+    with pytest.raises(ConfigError, match=r"resume: .*sweep is running; to follow it: psrun watch "):
         Sweep(tmp_path / "sweep", ["-m"]).begin(again=True)
     over = tmp_path / "over"
     over.mkdir()

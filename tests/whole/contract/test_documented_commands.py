@@ -24,6 +24,7 @@ from recorded_runs import a_run, a_sweep
 from psrun.cli import command_line
 from psrun.cli.command_line import find_command
 from psrun.config import composition, groups, parse
+from psrun.config.run_config import OF_A_RUN, RESUME
 from psrun.errors import ConfigError, ExitCode
 from psrun.runs.sweeps import sweep_state
 
@@ -32,7 +33,7 @@ from psrun.runs.sweeps import sweep_state
 ELSEWHERE = ("init", "-sc", "model=?", "--version", "checkpoint", "reproduce", "logs", "rm")
 # Need a run with checkpoints; executed after README's commands, which train one.
 ON_A_RUN = ("docs/guides/checkpoints.md", "docs/guides/exports.md", "docs/guides/evaluation.md")
-AGAIN = ["mode=export", "resume=runs/RUN", "restore=best"]  # an export without restore=best is before it
+AGAIN = ["export", "runs/RUN", "restore=best"]  # an export without restore=best is before it
 SMALL = ("trainer.epochs=1", "trainer.steps_per_epoch=4", "data.num_train_examples=500", "data.num_eval_examples=100")
 NAMED = ("hydra.run.dir=runs/RUN", "checkpoint.best_metric=val_auc", "checkpoint.best_mode=max")
 ROWS = [["age", "city", "COLUMN", "clicked", "bought", "importance"]] + [
@@ -81,7 +82,8 @@ def test_commands_of_a_page_are_valid(folder, page):
     """Runs are composed and checked; commands that start no run are executed."""
     text = (ROOT / page).read_text()
     write_files(folder, text)
-    for arguments in commands(text):
+    for written in commands(text):
+        arguments = in_keys(written)
         if arguments[0] in ELSEWHERE or "..." in arguments or _resumes_a_sweep(arguments):
             continue
         try:
@@ -89,6 +91,12 @@ def test_commands_of_a_page_are_valid(folder, page):
         except (ConfigError, SystemExit) as error:
             raise AssertionError(f"psrun {' '.join(arguments)}: {error}") from error
         assert code == ExitCode.DONE, arguments
+
+
+def in_keys(arguments: list[str]) -> list[str]:
+    """The arguments in Hydra's grammar where they begin with a word that stands for keys of a run."""
+    word, others = command_line.word_of_run(arguments)
+    return others if word is None else command_line.as_keys(word, others)
 
 
 def write_files(folder: Path, text: str) -> None:
@@ -108,7 +116,8 @@ def _resumes(arguments: list[str]) -> bool:
 
 
 def _resumes_a_sweep(arguments: list[str]) -> bool:  # executed by test_multirun.py
-    return "-m" in arguments and _resumes(arguments)
+    is_sweep = "-m" in arguments or "SWEEP" in " ".join(arguments)
+    return is_sweep and _resumes(arguments)
 
 
 def execute(arguments: list[str]) -> ExitCode:
@@ -161,7 +170,8 @@ def test_readme_can_be_followed_in_a_new_folder(shell, tmp_path, whole):
     write_files(tmp_path, text)
     runs = tmp_path / "runs"
     for arguments in commands(text):
-        if whole or "cluster=local" in arguments or _resumes(arguments) or find_command(arguments[0]):
+        starts_a_run = find_command(arguments[0]) is None or arguments[0] == "train"
+        if whole or "cluster=local" in arguments or _resumes(arguments) or not starts_a_run:
             shell(shlex.join(["psrun", *_small(arguments)]), tmp_path)
     assert json.loads((runs / "RUN" / "run.json").read_text())["steps"]["applied"] == 8
     assert (tmp_path / "report.html").stat().st_size > 5e5
@@ -179,13 +189,15 @@ def test_readme_can_be_followed_in_a_new_folder(shell, tmp_path, whole):
 
 def _reads(arguments: list[str]) -> bool:
     """Whether a command exports, predicts or evaluates; README's commands train and resume."""
-    return any(each.startswith("mode=") for each in arguments) and any("=runs/RUN" in each for each in arguments)
+    has_mode = arguments[0] in OF_A_RUN or any(each.startswith("mode=") for each in arguments)
+    return has_mode and any("runs/RUN" in each for each in arguments)
 
 
 def _small(arguments: list[str]) -> list[str]:
-    if find_command(arguments[0]) or "mode=plan" in arguments:
-        return arguments
-    if _resumes(arguments):
+    if arguments[0] == RESUME or _resumes(arguments):
         return [*arguments, "trainer.epochs=2"]
+    starts_a_run = find_command(arguments[0]) is None or arguments[0] == "train"
+    if not starts_a_run or "mode=plan" in arguments:
+        return arguments
     small = [each.replace("cluster.num_workers=1,2", "cluster.num_workers=1") for each in arguments]
     return [*small, *SMALL, *(NAMED if "cluster=local" in arguments else ())]
