@@ -35,5 +35,5 @@ def main(arguments: list[str]) -> ExitCode:
     console.print(
         f"created {folder} with data, a model, an experiment and a test; see {folder / 'README.md'}", soft_wrap=True
     )
-    console.print(f"  cd {shlex.quote(str(folder))}\n  psrun --config-dir conf experiment=first", soft_wrap=True)
+    console.print(f"  cd {shlex.quote(str(folder))}\n  psrun train --config-dir conf experiment=first", soft_wrap=True)
     return ExitCode.DONE
