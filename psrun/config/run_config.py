@@ -33,7 +33,7 @@ WORDS: dict[str, tuple[str, dict[str, str]]] = {
         },
     ),
     "plan": (
-        "Shows the tasks, the placement of variables, memory and traffic of a run. It starts nothing.",
+        "Shows tasks, placement, memory and traffic of a run. It starts nothing.",
         {
             "cluster=local model=embedding": "the plan of a run",
             "-m cluster.num_ps=1,2,4": "a table of the plans of a sweep",
@@ -65,7 +65,7 @@ WORDS: dict[str, tuple[str, dict[str, str]]] = {
             "RUN": "as it is configured",
             "RUN trainer.epochs=20": "to another number of epochs",
             "RUN cluster=local cluster.num_ps=3": "on another cluster",
-            "SWEEP": "all jobs that are not completed",
+            "SWEEP": "its incomplete jobs",
         },
     ),
 }

@@ -45,7 +45,7 @@ def test_every_help_fits_on_a_screen(monkeypatch):
         ("psrun resume runs/m", ["runs/model/"]),
         ("psrun predict runs/model predict.pa", ["predict.path="]),
         ("psrun predict --config-dir ru", ["runs/"]),
-        ("psrun train model=de", ["model=dense"]),
+        ("psrun train model=den", ["model=dense"]),
         ("psrun train --multi", ["--multirun"]),
         ("psrun --config-dir runs model=mi", ["model=mine"]),
         ("psrun --multi", ["--multirun"]),

@@ -78,7 +78,7 @@ COMMAND_LINES = {
     "seed 3": "psrun seed=3",
     "-m --config-dir -r seed=1,2": "--config-dir has no value",
     "--config-path own": "--config-dir FOLDER",
-    "--experimental-rerun x": "resume=RUN_FOLDER",
+    "--experimental-rerun x": "psrun resume RUN",
     "-m seed=1,2 --cfg job": "Only one of --run, --multirun, --cfg",
     "hydra.run.dir=/proc/run": "hydra.run.dir",
     "run model=dense": "psrun train model=dense",

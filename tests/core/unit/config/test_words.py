@@ -34,7 +34,6 @@ TYPED = {
     "resume oj mode=predict": "resume='{}/runs/oj' mode=predict",
     "resume sweep": "-m resume='{}/runs/sweep'",
     "resume -m sweep": "-m resume='{}/runs/sweep'",
-    "resume sweep/seed=1": "resume='{}/runs/sweep/seed=1'",
     "resume sweep --cfg job": "--cfg job resume='{}/runs/sweep'",
     "resume nowhere": "resume='nowhere'",
     "mode=export resume=runs/oj": "mode=export resume=runs/oj",
