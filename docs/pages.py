@@ -117,6 +117,7 @@ def _index() -> str:
 - [All keys](keys.md): what each key does, its default, an example
 - [Run folder and exit codes](run-folder.md), [error types](errors.md)
 - [Commands](commands.md): `psrun report`, `watch` and others
+- [Glossary](glossary.md): the words of these pages
 - [Changelog](changelog.md)
 
 The groups and their choices:

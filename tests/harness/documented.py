@@ -8,6 +8,7 @@ import shlex
 from support import REPOSITORY
 
 ROOT = REPOSITORY
+_ENDS = re.compile(r"\||&&|;|&|>|<")  # where a command of a shell ends, or its arguments do
 PAGES = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))]
 
 
@@ -27,7 +28,7 @@ def commands(text: str) -> list[list[str]]:
             names = [index for index, word in enumerate(words) if word.rpartition("/")[2] == "psrun"]
             for index in names:
                 after = words[index + 1 :]
-                end = next((at for at, word in enumerate(after) if word in ("|", "&&", ";")), len(after))
+                end = next((at for at, word in enumerate(after) if _ENDS.fullmatch(word)), len(after))
                 listed.append([word.replace("\\$", "$") for word in after[:end]])
     return listed
 

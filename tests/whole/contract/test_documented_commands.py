@@ -14,8 +14,12 @@ import shlex
 import shutil
 import signal
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import tensorflow as tf
+import yaml
 from documented import PAGES, ROOT, blocks, commands
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ValueType
@@ -23,8 +27,9 @@ from recorded_runs import a_run, a_sweep
 
 from psrun.cli import command_line
 from psrun.cli.command_line import find_command
-from psrun.config import composition, groups, parse
+from psrun.config import composition, groups, parse, topology
 from psrun.config.run_config import OF_A_RUN, RESUME
+from psrun.config.topology import CHIEF, Task
 from psrun.errors import ConfigError, ExitCode
 from psrun.runs.sweeps import sweep_state
 
@@ -34,8 +39,10 @@ ELSEWHERE = ("init", "-sc", "model=?", "--version", "checkpoint", "reproduce", "
 # Need a run with checkpoints; executed after README's commands, which train one.
 ON_A_RUN = ("docs/guides/checkpoints.md", "docs/guides/exports.md", "docs/guides/evaluation.md")
 AGAIN = ["export", "runs/RUN", "restore=best"]  # an export without restore=best is before it
-SMALL = ("trainer.epochs=1", "trainer.steps_per_epoch=4", "data.num_train_examples=500", "data.num_eval_examples=100")
-NAMED = ("hydra.run.dir=runs/RUN", "checkpoint.best_metric=val_auc", "checkpoint.best_mode=max")
+SHORT = ("trainer.epochs=1", "trainer.steps_per_epoch=4")
+FEW = ("data.num_train_examples=500", "data.num_eval_examples=100")  # of generated data
+BEST = ("checkpoint.best_metric=val_auc", "checkpoint.best_mode=max")
+TRAINED = "runs/first"  # by the commands of README's cluster
 ROWS = [["age", "city", "COLUMN", "clicked", "bought", "importance"]] + [
     [20 + n % 40, f"c{n % 3}", n % 2, n % 2, ("no", "yes")[n % 2], 1] for n in range(200)
 ]
@@ -49,8 +56,12 @@ def test_the_command_of_the_picture_in_readme_runs_as_it_is():
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A folder with the runs and files that pages name."""
-    for name in ("RUN", "A", "B"):
+    for name in ("RUN", "A", "B", "first"):
         a_run(tmp_path / "runs" / name)
+    table = yaml.safe_load((ROOT / "conf" / "data" / "table.yaml").read_text())
+    clicks = {"data": {**table, "path": "clicks.csv", "label": "clicked"}}
+    a_run(tmp_path / "runs" / "clicks", config=clicks, overrides=["data=table"])
+    a_study(tmp_path / "runs" / "modes")
     for name, auc in (("NEW", 0.8), ("BASELINE", 0.7)):
         for seed in (1, 2):
             a_run(tmp_path / "runs" / name / str(seed), seed=seed, auc=auc + seed**2 / 100)
@@ -64,7 +75,7 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "clicks").mkdir()
     for name in ("clicks/train-0.csv.gz", "clicks/eval.csv.gz"):
         (tmp_path / name).write_bytes(gzip.compress(text.getvalue().encode()))
-    for name in ("train.csv", "eval.csv", "clicks.csv"):
+    for name in ("train.csv", "eval.csv", "clicks.csv", "new.csv"):
         (tmp_path / name).write_text(text.getvalue())
     monkeypatch.setattr(sweep_state, "BETWEEN_JOBS_S", 0.0)  # `a_sweep` writes no sweep.json
     monkeypatch.chdir(tmp_path)
@@ -72,6 +83,12 @@ def folder(tmp_path, monkeypatch):
     before = signal.getsignal(signal.SIGTERM)
     yield tmp_path
     signal.signal(signal.SIGTERM, before)  # which `psrun watch` sets
+
+
+def a_study(folder: Path) -> None:
+    """The runs of README's study: jobs 0 to 2 have one configuration and three seeds, 3 to 5 another one."""
+    for job in range(6):
+        a_run(folder / str(job), workers=1 + job // 3, seed=1 + job % 3, auc=0.8 + job % 3 / 100 + job / 200)
 
 
 @pytest.mark.tensorflow
@@ -166,25 +183,43 @@ def test_readme_can_be_followed_in_a_new_folder(shell, tmp_path, whole):
 
     The part is without the runs, plans and sweeps whose like other tests run, as nothing follows from them.
     """
-    text = (ROOT / "README.md").read_text()
-    write_files(tmp_path, text)
     runs = tmp_path / "runs"
-    for arguments in commands(text):
-        starts_a_run = find_command(arguments[0]) is None or arguments[0] == "train"
-        if whole or "cluster=local" in arguments or _resumes(arguments) or not starts_a_run:
+    rows = [f"{20 + n % 50},{'ab'[n % 2]},{n % 3 // 2}\n" for n in range(400)]
+    for name in ("clicks.csv", "new.csv"):
+        (tmp_path / name).write_text("".join(["age,city,clicked\n", *rows]))
+    if not whole:
+        a_study(runs / "modes")
+    for arguments in commands((ROOT / "README.md").read_text()):
+        if whole or TRAINED in " ".join(arguments) or arguments[0] == "report":
             shell(shlex.join(["psrun", *_small(arguments)]), tmp_path)
-    assert json.loads((runs / "RUN" / "run.json").read_text())["steps"]["applied"] == 8
+    assert json.loads((tmp_path / TRAINED / "run.json").read_text())["steps"]["applied"] == 8
     assert (tmp_path / "report.html").stat().st_size > 5e5
     statuses = [json.loads(file.read_text())["status"] for file in runs.glob("*/**/run.json")]
-    # RUN; the first run, two jobs of the sweep, 20 of the search, the user's own model.
-    assert statuses == ["completed"] * (25 if whole else 1)
+    assert statuses == ["completed"] * len(statuses)
+    requests = dict(blocks((ROOT / "docs" / "guides" / "serving.md").read_text(), "json"))
+    assert np.shape(answers(tmp_path / TRAINED, requests["request.json"])["prediction"]) == (2, 1)
+    if whole:
+        assert len(statuses) == 12  # the first run, those of the table and of the cluster, nine of the study
+        shell("psrun export runs/clicks", tmp_path)
+        assert np.shape(answers(runs / "clicks", requests["row.json"])["prediction"]) == (2, 1)
 
-    for name in ("A", "B"):
-        shutil.copytree(runs / "RUN", runs / name)
+    for name in ("RUN", "A", "B"):
+        shutil.copytree(tmp_path / TRAINED, runs / name)
     for page in ON_A_RUN:
         for arguments in commands((ROOT / page).read_text()):
             if arguments[0] == "checkpoint" or (_reads(arguments) and (whole or arguments != AGAIN)):
                 shell(shlex.join(["psrun", *arguments]).replace("ckpt-500", "ckpt-8"), tmp_path)
+
+
+def answers(run: Path, request: str) -> dict[str, Any]:
+    """The outputs of a run's only export for a request in rows, as TensorFlow Serving's REST interface reads it."""
+    (exported,) = (run / "export").iterdir()
+    serve = tf.saved_model.load(str(exported)).signatures["serving_default"]
+    inputs = serve.structured_input_signature[1]
+    rows = json.loads(request)["instances"]
+    if len(inputs) == 1:
+        rows = [dict.fromkeys(inputs, row) for row in rows]
+    return serve(**{name: tf.constant([row[name] for row in rows], spec.dtype) for name, spec in inputs.items()})
 
 
 def _reads(arguments: list[str]) -> bool:
@@ -197,7 +232,17 @@ def _small(arguments: list[str]) -> list[str]:
     if arguments[0] == RESUME or _resumes(arguments):
         return [*arguments, "trainer.epochs=2"]
     starts_a_run = find_command(arguments[0]) is None or arguments[0] == "train"
-    if not starts_a_run or "mode=plan" in arguments:
+    if not starts_a_run:
         return arguments
-    small = [each.replace("cluster.num_workers=1,2", "cluster.num_workers=1") for each in arguments]
-    return [*small, *SMALL, *(NAMED if "cluster=local" in arguments else ())]
+    given = [*arguments, *SHORT]
+    if "data=table" not in arguments:
+        given += FEW
+    if "cluster=local" in arguments:
+        given += BEST
+    return given
+
+
+def test_what_services_set_as_tf_config_names_a_task():
+    text = (ROOT / "docs" / "guides" / "engines" / "tf_config.md").read_text()
+    tasks = {title: topology.from_tf_config(code).me for title, code in blocks(text, "json")}
+    assert tasks == {"vertex.json": Task("worker", 1), "sagemaker.json": CHIEF}
