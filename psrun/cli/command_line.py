@@ -259,7 +259,7 @@ def run_experiment(started_s: float) -> ExitCode:
     # Two runs started in the same second do not share a folder.
     parse.add_resolver("short_id", lambda: secrets.token_hex(2), use_cache=True)
     parse.add_resolver("run_name", _run_name, use_cache=True)
-    command_line = with_resume_folder(sys.argv[1:])
+    command_line = with_resume_folder(groups.with_keys_of_options(sys.argv[1:]))
     targets.search_modules(resume_folder(command_line))
     arguments = groups.options_first(command_line)
     if asked := groups.groups_asked_for(arguments):

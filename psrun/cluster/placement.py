@@ -9,10 +9,14 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rich.filesize import decimal
+
 from psrun.errors import ConfigError, Problem
 from psrun.tf_internals.names import split_name
 
 CHIEF = "chief-0"
+_UNEVEN = 2.0  # the maximum of the bytes on servers, divided by their mean, from which a server is a bottleneck
+_SMALL_BYTES = 1_000_000  # on a server, which are read and written in less time than a message takes
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,24 @@ def balance(placed: Iterable[Placed], tasks: Sequence[str] = ()) -> Balance:
         by_task[shard.task] = by_task.get(shard.task, 0) + shard.bytes
     total = sum(by_task.values())
     return Balance(dict(sorted(by_task.items())), max(by_task.values()) * len(by_task) / total if total else 1.0)
+
+
+def uneven(placed: Iterable[Placed], num_ps: int) -> list[str]:
+    """A warning if one of the parameter servers holds more than twice the mean; none for small models."""
+    shards = [shard for shard in placed if shard.task.startswith("ps-")]
+    if not shards:
+        return []
+    found = balance(shards, [f"ps-{index}" for index in range(num_ps)])
+    sizes = found.bytes_by_task
+    fullest = max(sizes, key=lambda task: sizes[task])
+    if found.max_over_mean <= _UNEVEN or sizes[fullest] < _SMALL_BYTES:
+        return []
+    largest, _ = _largest(shard for shard in shards if shard.task == fullest)
+    return [
+        f"{fullest} holds {decimal(sizes[fullest])} of the {decimal(sum(sizes.values()))} on {len(sizes)} parameter "
+        f"servers, {found.max_over_mean:.1f} times the mean; the largest variable there is {largest}. All workers wait "
+        "for it: partitioner=min_size cuts large variables, and mode=plan shows what is where"
+    ]
 
 
 def check_rows(placed: Iterable[Placed], num_shards: int, *, stacked: Container[str] = ()) -> None:

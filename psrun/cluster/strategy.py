@@ -132,7 +132,8 @@ def _create_in_place(next_creator: Any, **kwargs: Any) -> tf.Variable:
     options = {name: kwargs[name] for name in _VARIABLE_OPTIONS if name in kwargs}
     variable = UninitializedVariable(shape=output.shape, dtype=output.dtype, **options)
     with tf.device(variable.device):
-        tf.function(lambda: variable.assign(value(), read_value=False) and None)()
+        fill = tf.function(lambda: variable.assign(value(), read_value=False) and None)
+        fill.get_concrete_function()()  # TensorFlow would warn that the function is traced again for each variable
     return variable
 
 

@@ -33,7 +33,9 @@ NEEDS_GLOBAL_PACKAGE = "must begin with the line '# @package _global_', so that 
 _OPTIONS_OF_FILES = (*OPTIONS, *NAME_OPTIONS)
 _SWEEPING = ("-m", "--multirun")
 _PRINTING = ("--cfg", "-c", "--info", "-i", "--help", "-h", "--hydra-help", "--shell-completion", "-sc", "--version")
-_FLAGS = (*_SWEEPING, "-r", "--run")
+_VERBOSE = ("-v", "--verbose")
+VERBOSE = "run.verbose=true"
+_FLAGS = (*_SWEEPING, *_VERBOSE, "-r", "--run")
 _OF_CFG = ("--package", "-p")
 _WITH_VALUE = (*_OPTIONS_OF_FILES, *_OF_CFG, "--cfg", "-c", "--info", "-i", "--shell-completion", "-sc")
 # Options of Hydra's that would start another run than they say.
@@ -414,6 +416,11 @@ def arguments_of_the_configuration(arguments: Sequence[str]) -> list[str]:
         if option.partition("=")[0] in _OPTIONS_OF_FILES or previous in _OPTIONS_OF_FILES
     ]
     return [*kept, *others]
+
+
+def with_keys_of_options(arguments: Sequence[str]) -> list[str]:
+    """The arguments, with a key in place of each option that stands for one."""
+    return [VERBOSE if each in _VERBOSE else each for each in arguments]
 
 
 def key_of(argument: str) -> str:

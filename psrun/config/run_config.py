@@ -171,9 +171,15 @@ class PredictKeys:
 
 @dataclass(frozen=True)
 class RunKeys:
-    """What people call the run; None for its folder's name alone."""
+    """What people call the run, and how much it says.
+
+    Attributes:
+      name: None for its folder's name alone.
+      verbose: whether it shows all of the placement, of the look-ups and of the features that were guessed.
+    """
 
     name: str | None = None
+    verbose: bool = False
 
 
 @dataclass(frozen=True)
@@ -299,6 +305,19 @@ class RunConfig:
         if not self.partitioner.splits or self.cluster.has_parameter_servers:
             return []
         return [f"partitioner={self.partitioner.kind} has no effect without parameter servers"]
+
+    @property
+    def compared_by(self) -> tuple[str, str]:
+        """The metric that says which evaluation is the best, and its mode: 'max' if more is better, else 'min'.
+
+        The metric of the best checkpoint, else of the sweep, else of early stopping, else the loss of the evaluation.
+        """
+        if self.checkpoint.best_metric is not None:
+            return self.checkpoint.best_metric, self.checkpoint.best_mode
+        for keys in (self.sweep, self.early_stopping):
+            if keys.metric is not None:
+                return keys.metric, keys.mode or "min"
+        return "val_loss", "min"
 
     @property
     def num_training_workers(self) -> int | None:

@@ -46,7 +46,11 @@ class Supervisor:
         self._detectors: dict[Task, HangDetector] = {}
         self._recoveries = Recoveries(launch.reporter)
         self._relay = ProgressRelay(
-            launch.folder.new_events(), ConsoleSink(launch.console), self._recoveries, self._tasks, clock
+            launch.folder.new_events(),
+            ConsoleSink(launch.console, verbose=launch.run.run.verbose),
+            self._recoveries,
+            self._tasks,
+            clock,
         )
         self._step = 0
 

@@ -267,7 +267,12 @@ def report_program(program: Program, reporter: Reporter, folder: RunFolder) -> N
 
 def _report_placement(program: Program, reporter: Reporter) -> None:
     placed = placement_of(program)
-    reporter.emit("placement", placement=[asdict(shard) for shard in placed], **asdict(placement.balance(placed)))
+    num_ps = program.config.cluster.num_ps or 0
+    reporter.emit(
+        "placement", placement=[asdict(shard) for shard in placed], num_ps=num_ps, **asdict(placement.balance(placed))
+    )
+    for text in placement.uneven(placed, num_ps):
+        reporter.warn(text)
     for text in costs_of_dense_tables(program.optimizer, placed):
         reporter.warn(text)
     whole_variables.check_separable(program.config, program.network, placed)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import io
+import os
+import shlex
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -17,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from psrun.cluster.placement import Balance, Placed, balance
+from psrun.results import run_state
 from psrun.results.events import Event, Progress, Sink
 from psrun.results.task_files import Rates
 
@@ -26,7 +30,13 @@ _AT_CHANCE = (
     "optimizer=lazy_adam or more epochs, and check the features and the label"
 )
 _LEAST_BAR = 8  # columns
-_WIDEST = 1000  # columns of a table of segments
+_WIDEST = 10_000  # columns of a line that has no end
+_INDENT = "  "  # of the lines that go on with the one above
+_EVEN = 1.1  # the maximum of the bytes on servers, divided by their mean, up to which they are called balanced
+_SCREEN = 24  # lines of a table where there is no terminal
+_OTHER_LINES = 12  # of a screen, beside a table
+_LEAST_ROWS = 5
+_MOST_NAMED = 10  # columns in a line about those that are left out
 _EVALUATED_WITHIN_S = 1.0  # for one line with the epoch
 # By the kind of event: a mark, its style, and the text about the step and the data of the event.
 _LINES = {
@@ -46,6 +56,7 @@ _LINES = {
     "predictions": ("", "", "{count} predictions of step {step} in {path}"),
 }
 _FOLDED_FROM = 5  # equal rows of tasks
+GUESSED = "Inferred features (data.features=null)"
 
 
 def numbers(metrics: Mapping[str, float | None]) -> str:
@@ -53,17 +64,85 @@ def numbers(metrics: Mapping[str, float | None]) -> str:
     return "  ".join(f"{name} {'nan' if value is None else f'{value:.4g}'}" for name, value in metrics.items())
 
 
+def wide_unless_terminal(console: Console) -> Console:
+    """The console. In a file or a pipe, its tables are as wide as their cells need."""
+    if not console.is_terminal:
+        console.width = _WIDEST
+    return console
+
+
 def warner(console: Console) -> Callable[[str], None]:
     """A function that prints a warning."""
-    mark = ("warning:", "yellow")
-    return lambda text: console.print(Text.assemble(mark, f" {text}"), highlight=False, soft_wrap=True)
+    return lambda text: print_folded(console, Text.assemble(("warning:", "yellow"), f" {text}"))
+
+
+def print_folded(console: Console, text: Text) -> None:
+    """Prints a text; on a terminal in lines that fit, broken between words."""
+    console.print(folded(text, line_width(console)), highlight=False, soft_wrap=True)
+
+
+def line_width(console: Console) -> int | None:
+    """The columns of a line; None where lines have no end, in a file or a pipe."""
+    return console.width if console.is_terminal else None
+
+
+def folded(text: Text, width: int | None) -> Text:
+    """The text in lines of at most `width` columns (None: without an end); the lines after the first are indented.
+
+    It is broken between words. A longer word, such as a path, stays whole, so that it can be copied.
+    """
+    if width is None:
+        return text
+    lines = Text()
+    column = 0
+    for index, word in enumerate(text.split(" ")):
+        length = word.cell_len
+        is_begun = column > len(_INDENT)
+        if is_begun and length and column + 1 + length > width:
+            lines.rstrip()
+            lines.append(f"\n{_INDENT}")
+            column = len(_INDENT)
+        elif index and (length or is_begun or not lines.plain.strip()):
+            lines.append(" ")
+            column += 1
+        lines.append_text(word)
+        column += length
+        _, is_broken, last = word.plain.rpartition("\n")
+        if is_broken:
+            column = len(last)
+    return lines
+
+
+def in_lines(parts: Iterable[str], width: int | None) -> str:
+    """Parts with two blanks between them, in lines of at most `width` columns (None: without an end).
+
+    Each part stays whole; the lines after the first are indented.
+    """
+    lines: list[str] = []
+    for part in parts:
+        if lines and (width is None or len(lines[-1]) + 2 + len(part) <= width):
+            lines[-1] += f"  {part}"
+        else:
+            lines.append(f"{_INDENT}{part}" if lines else part)
+    return "\n".join(lines)
+
+
+def shown(path: str) -> str:
+    """A path of this machine for users: from the current folder if it is below it; others, such as URLs, unchanged."""
+    return run_state.shown_path(Path(path)) if os.path.isabs(path) else path
 
 
 class ConsoleSink(Sink):
-    """Prints a run's events on `console`; on a terminal, with a progress line at the bottom."""
+    """Prints a run's events on `console`; on a terminal, with a progress line at the bottom.
 
-    def __init__(self, console: Console) -> None:
+    Args:
+      verbose: whether to show all of the placement, of the look-ups and of the features.
+    """
+
+    def __init__(self, console: Console, *, verbose: bool = False) -> None:
         self._console = console
+        self._verbose = verbose
+        self._run_folder = ""
         self._live: Live | None = None
         self._lock = threading.Lock()
         self._epoch: Event | None = None  # the last one, until it is known whether an evaluation follows
@@ -132,24 +211,63 @@ class ConsoleSink(Sink):
         now = self._console.get_time()
         if now - self._last_plain_s >= _PLAIN_EVERY_S and progress.step:
             self._last_plain_s = now
-            self._print("  ".join(_progress_parts(progress)))
+            self._print("  ".join(_progress_parts(replace(progress, metrics={}))))  # the epoch has a line
+
+    @property
+    def _width(self) -> int | None:
+        return line_width(self._console)
 
     def _print(self, *parts: str | tuple[str, str]) -> None:
         # Assembled, so that brackets in user text are not parsed as markup.
+        print_folded(self._console, Text.assemble(*parts))
+
+    def _print_whole(self, *parts: str | tuple[str, str]) -> None:
+        """Prints lines that are not folded: they are, or a person is to copy them."""
         self._console.print(Text.assemble(*parts), highlight=False, soft_wrap=True)
 
     def _show_start(self, event: Event) -> None:
-        self._print((event.data["title"], "bold"), f"  run folder {event.data['run_folder']}")
+        self._run_folder = event.data["run_folder"]
+        title = event.data["title"]
+        lines = in_lines([title, f"run folder {shown(self._run_folder)}"], self._width)
+        self._print_whole((title, "bold"), lines.removeprefix(title))
         for note in event.data["notes"]:
             self._print(("note:", "yellow"), f" {note}")
 
     def _show_placement(self, event: Event) -> None:
-        placed = [Placed(**row) for row in event.data["placement"]]
-        self._console.print(placement_table([p for p in placed if p.kind == "model"], "Placement", most=12))
+        model = [Placed(**row) for row in event.data["placement"] if row["kind"] == "model"]
+        if self._verbose:
+            self._console.print(placement_table(model, "Placement"))
+            return
+        line = placement_line(model, event.data.get("num_ps") or 0)
+        if line:
+            self._print(line)
 
     def _show_features(self, event: Event) -> None:
-        for part in features_guessed(event.data["features"], event.data.get("notes", ())):
-            self._console.print(part, soft_wrap=isinstance(part, Text))
+        rows = event.data["features"]
+        left_out = ""
+        most = None
+        if not self._verbose:
+            left_out = _left_out([row for row in rows if row["dtype"] == "omitted"])
+            rows = [row for row in rows if row["dtype"] != "omitted"]
+            height = self._console.height if self._console.is_terminal else _SCREEN
+            most = max(_LEAST_ROWS, height - _OTHER_LINES)
+        if rows:
+            self._print_features(rows, most)
+        if left_out:
+            self._print(f"left out: {left_out}")
+        for note in event.data.get("notes", ()):
+            self._print(note)
+
+    def _print_features(self, rows: Sequence[Mapping[str, Any]], most: int | None) -> None:
+        """Prints the table of features: the first rows that fit into `most` lines (None: all), and how many follow."""
+        count = len(rows) if most is None else min(len(rows), most)
+        table = feature_table(rows[:count], GUESSED)
+        while most is not None and count > 1 and len(self._console.render_lines(table)) > most:
+            count -= 1
+            table = feature_table(rows[:count], GUESSED)
+        self._console.print(table)
+        if count < len(rows):
+            self._print(f"and {len(rows) - count:,} more features; psrun -v and mode=plan show all")
 
     def _show_planned(self, event: Event) -> None:
         self._print("chosen: ", " ".join(f"{key}={value}" for key, value in event.data.items()))
@@ -168,8 +286,7 @@ class ConsoleSink(Sink):
     def _end_epoch(self, evaluation: Mapping[str, float | None] | None = None) -> None:
         """Prints the last epoch, unless it was printed, in one line with the metrics of its evaluation."""
         if self._epoch is not None:
-            width = self._console.width if self._console.is_terminal else None
-            self._print(_epoch_line(self._epoch, evaluation or {}, width))
+            self._print_whole(_epoch_line(self._epoch, evaluation or {}, self._width))
         self._epoch = None
 
     def _show_evaluation(self, event: Event) -> None:
@@ -179,30 +296,72 @@ class ConsoleSink(Sink):
             self._end_epoch(data["metrics"])
             return
         self._end_epoch()
-        result = f"({data['mode']}, {data['examples_seen']} examples)  {numbers(data['metrics'])}"
+        how = f"({data['mode']}, {data['examples_seen']} examples)"
+        metrics = _pairs(data["metrics"])
         if "path" in data:
-            self._print(f"step {event.step} {result}  in {data['path']}")
+            self._print_parts(f"step {event.step} {how}", *metrics, f"in {shown(data['path'])}")
             for output, estimates in data.get("estimates", {}).items():
                 if estimates["segments"]:
                     self._print_segments(output, estimates)
         elif is_sidecar:
-            self._print(f"  evaluation of step {event.step} {result}")
+            self._print_parts(f"  evaluation of step {event.step} {how}", *metrics)
         else:
-            self._print(f"  evaluation {result}")
+            self._print_parts(f"  evaluation {how}", *metrics)
+
+    def _print_parts(self, *parts: str) -> None:
+        self._print_whole(in_lines(parts, self._width))
 
     def _print_segments(self, output: str, estimates: Mapping[str, Any]) -> None:
         wide = Console(width=_WIDEST, file=io.StringIO())  # a row of a narrow terminal is wrapped
         with wide.capture() as captured:
             wide.print(_segments(output, estimates))
-        self._print("\n".join(line.rstrip() for line in captured.get().splitlines()))
+        self._print_whole("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
     def _show_lookups(self, event: Event) -> None:
+        if not self._verbose:
+            return
         for decided, once in ((True, "sent once"), (False, "sent each time")):
             lookups = [lookup for lookup in event.data["lookups"] if bool(lookup["deduplicate"]) == decided]
             if lookups:
                 self._print(f"{_shares(lookups)} of a batch's ids are distinct; duplicates are {once}")
 
     def _show_end(self, event: Event) -> None:
+        self._show_what_was_done(event)
+        if _at_chance(event.data["metrics"]):
+            self._print(("hint:", "yellow"), f" {_AT_CHANCE}")
+        best = event.data.get("best")  # earlier versions had none
+        if best:
+            self._show_best(best, event.step)
+        if self._run_folder:
+            self._print_whole(("results:", "bold"), f" {shown(self._run_folder)}")
+        follows = event.data.get("next")
+        if follows and self._run_folder:
+            command = ["psrun", follows["command"], shown(self._run_folder), *follows["arguments"]]
+            self._print_whole(("next:", "bold"), f" {shlex.join(command)}")
+
+    def _show_best(self, best: Mapping[str, Any], last_step: int | None) -> None:
+        """Shows the best evaluation: its metrics, its epoch and its checkpoint.
+
+        Args:
+          best: as the event `end` has it.
+          last_step: of the training, whose metrics have a line already.
+        """
+        title = "best:" if best["is_final"] else "best so far:"
+        where = f"step {best['step']}"
+        if best["epoch"] is not None:
+            where = f"epoch {best['epoch']} of {best['epochs']}"
+        value, *others = _pairs({best["metric"]: best["value"], **best["metrics"]})
+        if best["step"] == last_step:
+            where += ", the last"
+            others = []
+        text = in_lines([f"{title} {value} in {where}", *others], self._width)
+        self._print_whole((title, "bold"), text.removeprefix(title))
+        if best["checkpoint"]:
+            self._print(f"  checkpoint {shown(best['checkpoint'])}")
+        elif best["keeps"]:
+            self._print(f"  its checkpoint is not kept; to keep it: {best['keeps']}")
+
+    def _show_what_was_done(self, event: Event) -> None:
         first_s = event.data["time_to_first_step_s"]
         first = "" if first_s is None else f" (first step after {first_s:.1f} s)"
         last = ""
@@ -210,21 +369,23 @@ class ConsoleSink(Sink):
         if own["steps"] < (event.step or 0):
             number = f"the last {own['steps']}" if own["steps"] else "none"
             last = f", {number} of them by this process in {own['seconds']:.1f} s"
-        text = f" {event.step} steps in {event.wall_s:.1f} s{first}{last}  {numbers(event.data['metrics'])}"
-        self._print(("completed", "green"), text)
-        if not own["steps"]:
-            early = event.data.get("ended_early")
-            ended = "was complete; to train on, set trainer.epochs higher"
-            if early:
-                ended = f"was ended early ({early}); to train on, change trainer.epochs or early_stopping"
-            self._print(("hint:", "yellow"), f" the run {ended}")
-        if _at_chance(event.data["metrics"]):
-            self._print(("hint:", "yellow"), f" {_AT_CHANCE}")
+        self._print(("completed", "green"), f" {event.step} steps in {event.wall_s:.1f} s{first}{last}")
+        if own["steps"]:
+            return  # the last epoch has a line with its metrics
+        self._print_parts("  last epoch", *_pairs(event.data["metrics"]))
+        early = event.data.get("ended_early")
+        ended = "was complete; to train on, set trainer.epochs higher"
+        if early:
+            ended = f"was ended early ({early}); to train on, change trainer.epochs or early_stopping"
+        self._print(("hint:", "yellow"), f" the run {ended}")
 
 
 def _values(event: Event) -> dict[str, Any]:
     """What the texts of `_LINES` name."""
     values = {**event.data, "step": event.step}
+    for name in ("path", "folder"):
+        if name in values:
+            values[name] = shown(str(values[name]))
     if event.kind == "profile":
         values |= {"first": values["steps"][0], "last": values["steps"][1], "count": len(values["tasks"])}
     if event.kind == "packing":
@@ -233,12 +394,25 @@ def _values(event: Event) -> dict[str, Any]:
 
 
 def _epoch_line(epoch: Event, evaluation: Mapping[str, float | None], width: int | None) -> str:
-    """An epoch and the metrics of its evaluation, with the rates as far as they fit into `width` columns."""
+    """An epoch and the metrics of its evaluation, in lines of `width` columns, with the rates as far as they fit into
+    the first line.
+    """
     data = epoch.data
-    metrics = {**data["metrics"], **{f"val_{name}": value for name, value in evaluation.items()}}
-    head = [f"epoch {data['epoch']}/{data['epochs']}  step {epoch.step}", numbers(metrics)]
+    head = [f"epoch {data['epoch']}/{data['epochs']}", f"step {epoch.step}", *_pairs(data["metrics"])]
+    evaluated = _pairs({f"val_{name}": value for name, value in evaluation.items()})
     rates = [f"{data['steps_per_s']:.4g} steps/s", f"{data['examples_per_s']:,.0f} examples/s"]
-    return "  ".join(_that_fit(head, rates, width))
+    whole = "  ".join([*head, *evaluated])
+    if width is None or len(whole) <= width:
+        return "  ".join(_that_fit([*head, *evaluated], rates, width))
+    if not evaluated:
+        return in_lines(head, width)
+    second = in_lines([_INDENT + evaluated[0], *evaluated[1:]], width)
+    return f"{in_lines(_that_fit(head, rates, width), width)}\n{second}"
+
+
+def _pairs(metrics: Mapping[str, float | None]) -> list[str]:
+    """'loss 0.1234' for each metric."""
+    return [numbers({name: value}) for name, value in metrics.items()]
 
 
 def _segments(output: str, estimates: Mapping[str, Any]) -> Table:
@@ -313,7 +487,28 @@ class ProgressLine:
         yield table
 
 
-def placement_table(placed: Sequence[Placed], title: str, *, most: int = 24) -> Group:
+def placement_line(model: Sequence[Placed], num_ps: int) -> str:
+    """How many bytes the variables of the model have on how many parameter servers; empty without any there.
+
+    Args:
+      num_ps: of the cluster; 0 if it is not known.
+    """
+    on_servers = [shard for shard in model if shard.task.startswith("ps-")]
+    if not on_servers:
+        return ""
+    found = balance(on_servers, [f"ps-{index}" for index in range(num_ps)])
+    sizes = found.bytes_by_task
+    total = decimal(sum(sizes.values()))
+    if len(sizes) == 1:
+        return f"{total} on 1 parameter server"
+    where = f"{total} on {len(sizes)} parameter servers"
+    if found.max_over_mean <= _EVEN:
+        return f"{where}, balanced"
+    fullest = max(sizes, key=lambda task: sizes[task])
+    return f"{where}, {decimal(sizes[fullest])} of it on {fullest}"
+
+
+def placement_table(placed: Sequence[Placed], title: str) -> Group:
     """Each variable with its shards, and the balance of the tasks."""
     rows: dict[tuple[str, str], list[Placed]] = {}
     for shard in placed:
@@ -321,16 +516,12 @@ def placement_table(placed: Sequence[Placed], title: str, *, most: int = 24) -> 
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
     for heading, justify in (("variable", "left"), ("shape", "left"), ("shards on", "left"), ("size", "right")):
         table.add_column(heading, justify=justify, overflow="fold")  # type: ignore[arg-type]
-    shown = sorted(rows.items(), key=lambda item: -sum(shard.bytes for shard in item[1]))
-    for (kind, variable), shards in shown[:most]:
+    for (kind, variable), shards in sorted(rows.items(), key=lambda item: -sum(shard.bytes for shard in item[1])):
         style = None if kind == "model" else "dim"
         shape = "x".join(map(str, shards[0].variable_shape)) or "scalar"
         tasks = " ".join(task for (task,) in folded_rows([(shard.task,) for shard in shards]))
         table.add_row(variable, shape, tasks, decimal(sum(shard.bytes for shard in shards)), style=style)
-    parts: list[RenderableType] = [table]
-    if len(shown) > most:
-        parts.append(Text(f"and {len(shown) - most} smaller ones", style="dim"))
-    return Group(*parts, _balance_line(balance(placed)))
+    return Group(table, _balance_line(balance(placed)))
 
 
 def feature_table(rows: Sequence[Mapping[str, Any]], title: str) -> Group:
@@ -361,12 +552,12 @@ def _examples_and_note(row: Mapping[str, Any]) -> Group:
     return Group(*texts)
 
 
-def features_guessed(rows: Sequence[Mapping[str, Any]], notes: Sequence[str]) -> tuple[RenderableType, ...]:
-    """The table of inferred features, if there are any, and what else was decided about the data."""
-    texts = [Text(note) for note in notes]
-    if not rows:
-        return tuple(texts)
-    return feature_table(rows, "Inferred features (data.features=null)"), *texts
+def _left_out(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The first columns that are no features, each with the reason, and how many more there are."""
+    named = [f"{row['feature']} ({row['note']})" for row in rows[:_MOST_NAMED]]
+    text = ", ".join(named)
+    more = len(rows) - len(named)
+    return f"{text} and {more:,} more (psrun -v and mode=plan show all)" if more else text
 
 
 def folded_rows(rows: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:

@@ -20,7 +20,7 @@ from typing import Any
 
 from psrun.config import choices
 from psrun.errors import RunFolderError
-from psrun.files import parse_json
+from psrun.files import as_number, parse_json
 
 METRICS = "metrics.jsonl"
 IN_RUN_JSON = "in_run_json"  # false in an event that run.json does not have: its writer has metrics.jsonl only
@@ -44,6 +44,21 @@ class Event:
     step: int | None
     wall_s: float
     data: Mapping[str, Any]
+
+
+@dataclass
+class Measured:
+    """What was measured of the training after some step.
+
+    Attributes:
+      step: steps applied by then.
+      epoch: that ended there; None within an epoch.
+      metrics: of the epoch, and of the evaluation as `val_*`; None for an undefined one.
+    """
+
+    step: int
+    epoch: int | None = None
+    metrics: dict[str, float | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -246,6 +261,57 @@ def event_of(line: bytes) -> Event | None:
         return None
 
 
+def best_measured(events: Iterable[Event], metric: str, mode: str) -> Measured | None:
+    """Where a metric of the training was the best, by the events of the run; the first of equal ones.
+
+    Args:
+      mode: 'max' if more is better, else 'min'.
+
+    Returns:
+      None if the metric was never defined.
+    """
+    best = None
+    best_value = math.inf
+    for each in _measured(events).values():
+        value = as_number(each.metrics.get(metric))
+        if value is None:
+            continue
+        if mode == "max":
+            value = -value
+        if value < best_value:
+            best = each
+            best_value = value
+    return best
+
+
+def _measured(events: Iterable[Event]) -> dict[int, Measured]:
+    """What was measured of the weights that the training went on from, by step.
+
+    A process that resumes from a checkpoint, or begins anew, does the steps after it again, with other weights.
+    """
+    found: dict[int, Measured] = {}
+    begins = False
+    for event in events:
+        if event.kind == "start":
+            begins = True
+        if event.step is None:
+            continue
+        if event.kind == "restored":
+            begins = False
+            found = {step: each for step, each in found.items() if step <= event.step}
+        elif event.kind == "epoch":
+            if begins:
+                begins = False
+                found = {}
+            each = found.setdefault(event.step, Measured(event.step))
+            each.epoch = event.data.get("epoch")
+            each.metrics |= event.data.get("metrics", {})
+        elif event.kind == "evaluation" and "path" not in event.data:  # which mode=evaluate has
+            each = found.setdefault(event.step, Measured(event.step))
+            each.metrics |= {f"val_{name}": value for name, value in event.data.get("metrics", {}).items()}
+    return found
+
+
 State = Mapping[str, Any]
 Change = Callable[[State, Event], Mapping[str, Any]]  # the keys of run.json that an event sets
 
@@ -312,6 +378,7 @@ def _later_data(state: State, event: Event) -> State:
 
 def _placement(state: State, event: Event) -> State:
     balance = dict(event.data)
+    balance.pop("num_ps", None)  # which `cluster` has
     return {"placement": balance.pop("placement"), "balance": balance}
 
 

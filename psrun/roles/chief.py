@@ -38,7 +38,7 @@ from psrun.program import build
 from psrun.program.batch_checks import check_arrays
 from psrun.program.build import build_program, build_state, start_afresh
 from psrun.program.compiled_model import Program
-from psrun.results import events, provenance, task_files
+from psrun.results import events, provenance, run_folder, task_files
 from psrun.results.events import PENDING_LOSS, Reporter
 from psrun.results.provenance import DIFF, WorkTree
 from psrun.results.run_folder import PAUSED, RunFolder, flat, write_config
@@ -172,18 +172,65 @@ def _report_end(run: TrainingRun, result: Mapping[str, Any], reporter: Reporter)
     """Reports the end of a training with what run.json has as `result`."""
     last_step = run.monitor.last_step
     lived_s = time.time() - psutil.Process().create_time()
+    is_chief = run.folder.root is run.folder
     reporter.emit(
         "end",
         step=last_step,
         this_process={"steps": last_step - run.first_step, "seconds": round(lived_s, 3)},
         staleness=events.brief_staleness(result.get("staleness")),
         ended_early=run.why_ends_early,
+        best=_best(run, result) if is_chief else None,
+        next=_next(run) if is_chief else None,
         metrics=result.get("metrics"),
         time_to_first_step_s=result.get("time_to_first_step_s"),
         steps_per_s=result.get("steps_per_s"),
         examples_per_s=result.get("examples_per_s"),
         step_time=result.get("step_time"),
     )
+
+
+def _best(run: TrainingRun, result: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The best evaluation of the training, with its checkpoint if that is kept; None if nothing was evaluated."""
+    config = run.program.config
+    metric, mode = config.compared_by
+    best = events.best_measured(run_folder.stored_events(run.folder.path), metric, mode)
+    if best is None:
+        return None
+    checkpoint = None
+    for row in result.get("checkpoints", []):
+        if row["good"] and row["step"] == best.step:
+            checkpoint = row["path"]
+    keeps = None
+    if config.checkpoint.are_taken and config.checkpoint.best_metric is None:
+        keeps = f"checkpoint.best_metric={metric} checkpoint.best_mode={mode}"
+    return {
+        "metric": metric,
+        "value": best.metrics[metric],
+        "step": best.step,
+        "epoch": best.epoch,
+        "epochs": run.num_epochs,
+        "metrics": {name: value for name, value in best.metrics.items() if name.startswith("val_")},
+        "checkpoint": checkpoint,
+        "keeps": keeps,
+        "is_final": config.evaluation.runs_on != "evaluator",  # whose last evaluation may still come
+    }
+
+
+def _next(run: TrainingRun) -> dict[str, Any] | None:
+    """The command that a person may want next: its word, and its arguments after the run folder. None for no command.
+
+    A search goes on with a training that it pauses.
+    """
+    config = run.program.config
+    if run.is_paused:
+        return None
+    if not run.scheduled and not run.ends_early:
+        return {"command": "resume", "arguments": [f"trainer.epochs={2 * run.num_epochs}"]}
+    takes_other_rows = "eval_path" in config.data.target.options
+    if takes_other_rows and config.checkpoint.are_taken and not config.cluster.spans_machines:
+        which = ["restore=best"] if config.checkpoint.best_metric is not None else []
+        return {"command": "predict", "arguments": [*which, "data.eval_path=FILE"]}
+    return {"command": "report", "arguments": []}
 
 
 def _sampler(run: TrainingRun) -> Sampler | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import os
 from collections.abc import Iterator, Mapping
@@ -15,6 +14,7 @@ import tf_keras
 from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
+from rich.text import Text
 
 from psrun.cluster import placement, strategy
 from psrun.cluster.placement import Placed, Planned
@@ -27,7 +27,7 @@ from psrun.program import batch_checks, build, embeddings, make_optimizer, whole
 from psrun.program.batch_checks import zeros
 from psrun.program.build import build_program, build_state, start_afresh
 from psrun.program.compiled_model import Program, metric_variables
-from psrun.results.console import features_guessed, folded_rows, placement_table, warner
+from psrun.results.console import GUESSED, feature_table, folded_rows, placement_table, print_folded, warner
 from psrun.results.run_folder import RunFolder
 from psrun.tf_internals.names import name_of
 from psrun.tf_internals.strategies import UninitializedVariable
@@ -73,8 +73,10 @@ def run(run_config: RunConfig, folder: RunFolder, console: Console) -> None:
     """Prints the plan and records it."""
     source = loading.load_source(run_config, folder.stored().get("data"))
     remarks = Remarks.of(source)
-    for part in features_guessed(remarks.guessed, remarks.notes):
-        console.print(part, soft_wrap=True)
+    if remarks.guessed:
+        console.print(feature_table(remarks.guessed, GUESSED))
+    for note in remarks.notes:
+        print_folded(console, Text(note))
     run_config = loading.planned(run_config, source, warner(console))
     plan = make(run_config, source)
     if run_config.resume is None:
@@ -128,6 +130,7 @@ def make(
         placement.check_memory(placed, memory_bytes)
     total = sum(traffic.values(), Traffic())
     by_task = _by_task(traffic, placed, run_config) if cluster.has_parameter_servers else {}
+    warnings += placement.uneven(placed, num_ps)
     warnings += build.costs_of_dense_tables(program.optimizer, placed)
     return Plan(placed, total, traffic, by_task, warnings)
 
@@ -256,9 +259,11 @@ def _show(plan: Plan, run_config: RunConfig, num_train_examples: int | None, con
     trainer = run_config.trainer
     mode = f", consistency={run_config.consistency.title}" if cluster.has_parameter_servers else ""
     title = f" of {run_config.model.name} on cluster={cluster.kind}, trainer={trainer.kind}{mode}"
-    lines = functools.partial(console.print, soft_wrap=True, markup=False)
-    console.print("[bold]Plan[/bold]", end="")
-    lines(title)
+
+    def lines(text: str) -> None:
+        print_folded(console, Text(text))
+
+    print_folded(console, Text.assemble(("Plan", "bold"), title))
     console.print(placement_table(plan.placed, "Placement"))
     console.print()
     console.print(_tasks_table(plan, run_config))

@@ -20,7 +20,7 @@ from typing import Any, NoReturn, TextIO
 
 from omegaconf import OmegaConf
 from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
 
 from psrun import files, process
 from psrun.config import choices, parse, targets
@@ -29,6 +29,7 @@ from psrun.config.topology import CHIEF
 from psrun.errors import CANNOT_GROW, ConfigError, ExitCode, Interrupted, PsrunError, RunFolderError
 from psrun.process import Stop
 from psrun.results import run_folder, run_state, task_files
+from psrun.results.console import print_folded, wide_unless_terminal
 from psrun.results.run_folder import CONFIG, RunFolder, cannot_be_made, in_use, write_config
 from psrun.roles import table
 from psrun.roles.table import Identity
@@ -150,7 +151,7 @@ def _execute(raw: Mapping[str, Any], path: Path, overrides: list[str], started_s
     terminal = process.divert_stderr(folder.log(me.name))
     faulthandler.enable(terminal)  # prints a traceback on a crash in native code
     process.outlive_stdout(terminal)
-    console = Console(highlight=False)
+    console = wide_unless_terminal(Console(highlight=False))
 
     def failed(error: BaseException) -> ExitCode:
         return _failed(error, folder, me, terminal, started_s)
@@ -168,7 +169,7 @@ def _execute(raw: Mapping[str, Any], path: Path, overrides: list[str], started_s
         note = _isolated(run)
         _watch_signals(stop, run, folder, me, started_s)  # which starts a thread
         if note:
-            console.print("[yellow]note:[/yellow]", escape(note), soft_wrap=True)
+            print_folded(console, Text.assemble(("note:", "yellow"), f" {note}"))
         code = (
             table.ROLES[me.role](table.Process(run, me, folder, stop, started_s, console, terminal, give_up))
             or ExitCode.DONE
@@ -335,7 +336,7 @@ def _code_of(error: BaseException) -> ExitCode:
 
 
 def _print_error(terminal: TextIO, text: str, code: ExitCode, log: Path) -> None:
-    where = "" if code == ExitCode.USAGE else f"\n(log: {log})"
+    where = "" if code == ExitCode.USAGE else f"\n(log: {run_state.shown_path(log)})"
     Console(file=terminal, highlight=False, soft_wrap=True).print(f"psrun: {text}{where}", style="red", markup=False)
 
 

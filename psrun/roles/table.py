@@ -208,7 +208,7 @@ def _as_chief(process: Process, run: Callable[..., None], *more: Any) -> None:
 def _context(process: Process) -> TaskContext:
     return TaskContext(
         process.folder,
-        ConsoleSink(process.console),
+        ConsoleSink(process.console, verbose=process.run.run.verbose),
         process.started_s,
         topology=process.me.topology,
         give_up=process.give_up,

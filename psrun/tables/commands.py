@@ -14,13 +14,14 @@ from typing import Any
 import yaml
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from psrun import process
 from psrun.config import schema
 from psrun.data import storage
 from psrun.errors import ConfigError, DataError, ExitCode
 from psrun.files import on_disk, write_atomic
-from psrun.results.console import feature_table, warner
+from psrun.results.console import feature_table, print_folded, warner, wide_unless_terminal
 from psrun.tables import (
     decimal_marks,
     feature_spec,
@@ -69,7 +70,7 @@ def main(arguments: list[str]) -> ExitCode:
     part.add_argument("--seed", type=int, metavar="N", default=1, help="seed of the order")
     options = vars(parser.parse_args(arguments))
     del options["subcommand"]
-    return options.pop("function")(Console(highlight=False, markup=False), **options)
+    return options.pop("function")(wide_unless_terminal(Console(highlight=False, markup=False)), **options)
 
 
 def _add_inspect(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -211,7 +212,7 @@ def _inspect(
     for message in _warnings(guessed, first, None if label is None else looked[label], header_hint, notation):
         warn(message)
     if task is not None:
-        console.print(f"label {label}: {task.note}", soft_wrap=True)
+        print_folded(console, Text(f"label {label}: {task.note}"))
     if weight is not None:
         _show_weight(console, looked[weight])
     if write is not None:
@@ -283,7 +284,7 @@ def _check_weight(weight: str, label: str | None, name: str, columns: Mapping[st
 
 def _show_weight(console: Console, weight: Profile) -> None:
     least, most = weight.limits
-    console.print(f"weight {weight.column}: {proposals.shown(least)} to {proposals.shown(most)}", soft_wrap=True)
+    print_folded(console, Text(f"weight {weight.column}: {proposals.shown(least)} to {proposals.shown(most)}"))
     what = [f"{weight.num_missing:,} missing weights"] * bool(weight.num_missing) + ["negative weights"] * (least < 0)
     if what:
         remedy = "a run fails at such rows, or skips up to data.max_bad_rows"

@@ -34,7 +34,8 @@ _ASIDE = (
     "profile",
     "system",
 )  # what does not change what a run trains: compared where it was chosen
-NOT_COMPARED = ("resume", "run.name", "task.type", "task.index")  # how a run was started, not what it trained
+# How a run was started, and not what it trained.
+NOT_COMPARED = ("resume", "run.name", "run.verbose", "task.type", "task.index")
 _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     "<=": operator.le, ">=": operator.ge, "!=": operator.ne, "==": operator.eq,
     "=": operator.eq, "<": operator.lt, ">": operator.gt,

@@ -22,6 +22,7 @@ from psrun.config.run_config import RunConfig, SweepKeys
 from psrun.errors import ConfigError, ExitCode, Interrupted, Problem, SweepError
 from psrun.launch.child_processes import ForkServer, start_alone
 from psrun.results import recorded_config, run_state
+from psrun.results.console import wide_unless_terminal
 from psrun.results.run_folder import PRUNED, SEARCH_STATES, RunFolder, write_config
 from psrun.runs.sweeps import jobs
 from psrun.runs.sweeps.sweep import END, KILL, RECORD, Job, Sweep, cannot_be_written, distinguishing
@@ -103,7 +104,7 @@ class SweepRunner:
     def __init__(self, arguments: list[str], before: Sweep | None) -> None:
         self._arguments = arguments
         self._before = before
-        self._console = Console(highlight=False)
+        self._console = wide_unless_terminal(Console(highlight=False))
         self._sweep: Sweep | None = None
         self._limit: int | str = "auto"
         self._forks: ForkServer | None = None

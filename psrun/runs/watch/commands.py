@@ -12,11 +12,10 @@ from rich.console import Console
 
 from psrun.errors import ConfigError, ExitCode
 from psrun.results import run_folder, run_state
+from psrun.results.console import wide_unless_terminal
 from psrun.runs.sweeps.sweep import RECORD
 from psrun.runs.watch.run import EVERY_S, RunView
 from psrun.runs.watch.sweep import SweepView
-
-_ENDLESS = 10_000
 
 
 def main(arguments: list[str]) -> ExitCode:
@@ -33,7 +32,7 @@ def main(arguments: list[str]) -> ExitCode:
     """
     options = _parser().parse_args(arguments)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # restores the cursor, which a live view hides
-    console = Console(highlight=False)
+    console = wide_unless_terminal(Console(highlight=False))
     folder, runs = _awaited(str(options.folder), options.wait)
     if runs == [folder] and (options.metric or options.mode):
         raise ConfigError(f"--metric and --mode compare the jobs of a sweep; {options.folder} holds a single run")
@@ -43,8 +42,6 @@ def main(arguments: list[str]) -> ExitCode:
     try:
         if runs == [folder]:
             return RunView(folder, console, wait_s=options.wait).follow()
-        if not console.is_terminal:
-            console.width = _ENDLESS  # a file has no width
         return SweepView(folder, console, metric=options.metric, mode=options.mode).follow()
     except KeyboardInterrupt:
         console.print("stopped watching; the run continues", style="dim")

@@ -15,7 +15,7 @@ from psrun.config.topology import Task
 from psrun.errors import ExitCode, PsrunError
 from psrun.files import as_mapping
 from psrun.results import run_folder, run_state
-from psrun.results.console import ConsoleSink, ProgressLine, TaskRow, task_table, warner
+from psrun.results.console import ConsoleSink, ProgressLine, TaskRow, print_folded, task_table, warner
 from psrun.results.events import METRICS, Event, EventReader
 from psrun.results.run_folder import RunFolder
 from psrun.results.run_state import QUIET_S, RunState
@@ -130,7 +130,7 @@ class RunView:
     def _result(self, now: RunState) -> ExitCode:
         self._sink.close()
         error = as_mapping(now.result.get("error"))
-        logs = self._path / "logs"
+        logs = run_state.shown_path(self._path / "logs")
         if now.status == "completed":
             if not self._has_end:  # such as of a plan
                 self._console.print("[green]completed[/green]", highlight=False)
@@ -138,7 +138,8 @@ class RunView:
             style = states.state(now.status).style
             self._print(f"{now.status}: {error.get('message', 'no reason recorded')}\n(log: {logs})", style=style)
         if now.status == "interrupted":
-            self._print(f"to resume: {now.resume_command}")
+            command = f"to resume: {now.resume_command}"
+            self._console.print(command, markup=False, highlight=False, soft_wrap=True)  # whole, to be copied
         code = now.result.get("exit_code")
         return ExitCode(code) if code in list(ExitCode) else ExitCode.FAILED
 
@@ -154,7 +155,7 @@ class RunView:
             self._warn(text)
 
     def _print(self, text: str, *, style: str | None = None) -> None:
-        self._console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+        print_folded(self._console, Text(text, style=style or ""))
 
 
 class _Tasks:

@@ -16,7 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from psrun.errors import ConfigError, ExitCode, SweepError
-from psrun.results.console import numbers, warner
+from psrun.results import run_state
+from psrun.results.console import numbers, print_folded, warner
 from psrun.results.run_folder import PRUNED
 from psrun.runs import states
 from psrun.runs.sweeps.sweep import Job, Sweep
@@ -57,7 +58,7 @@ class SweepScreen:
         self.print(summary(state))
 
     def print(self, text: str | Text) -> None:
-        self._console.print(text, soft_wrap=True, highlight=False, markup=False)
+        print_folded(self._console, Text(text) if isinstance(text, str) else text)
 
 
 class SweepView:
@@ -78,7 +79,7 @@ class SweepView:
           ConfigError: all have ended, and none has the metric that was named.
           PsrunError: nothing is left in the folder.
         """
-        self._screen.print(f"watching {self._path}")
+        self._screen.print(f"watching {run_state.shown_path(self._path)}")
         try:
             self._screen.start()
             while True:
@@ -121,7 +122,7 @@ class SweepMonitor:
         self._thread = threading.Thread(target=self._watch, name="psrun-sweep-monitor", daemon=True)
 
     def start(self) -> None:
-        self._screen.print(Text.assemble(("sweep", "bold"), f"  folder {self._sweep.path}"))
+        self._screen.print(Text.assemble(("sweep", "bold"), f"  folder {run_state.shown_path(self._sweep.path)}"))
         self._screen.start()
         self._thread.start()
 

@@ -178,6 +178,12 @@ class TestTraining:
         losses = [event["metrics"]["loss"] for event in trained.events("evaluation")]
         best = trained.result["best_checkpoint"]
         assert (best["step"], best["value"]) == (8 if losses[0] > losses[1] else 16, pytest.approx(max(losses)))
+        (end,) = trained.events("end")
+        (checkpoint,) = [row["path"] for row in trained.result["checkpoints"] if row["step"] == best["step"]]
+        said = end["best"]
+        assert (said["metric"], said["value"], said["checkpoint"]) == ("val_loss", best["value"], checkpoint)
+        assert (said["epoch"], said["epochs"]) == (best["step"] // EPOCH, EPOCHS)
+        assert end["next"] == {"command": "report", "arguments": []}
 
     def test_hooks_are_called_at_epochs_steps_and_seconds_and_no_step_waits_for_them(self, trained):
         """The hook of steps waits for what only the hook of the last epoch writes: the steps go on meanwhile."""

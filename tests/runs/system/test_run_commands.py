@@ -60,7 +60,7 @@ def test_a_run_is_followed_and_stopped_by_its_name(start, tmp_path):
     shown = run.root / "shown"
     with shown.open("wb") as out:
         view = subprocess.Popen(
-            [sys.executable, "-m", "psrun", "logs", "first try", "--follow"],
+            [sys.executable, "-m", "psrun", "logs", "first try", "--follow", "--all"],
             cwd=run.root, env=environment(), stdout=out, stderr=subprocess.PIPE,
         )  # fmt: skip
     row = rows(run.root)["one"]

@@ -52,6 +52,7 @@ def test_a_table_is_trained_resumed_and_predicted(train, predict, tmp_path):
     assert data["label"] == {"task": "binary", "label_vocabulary": ["No", "Yes"]}
     assert (data["num_unlabeled_rows"], data["split"]["spec"]) == (30, {"by": "rows", "fraction": 0.1, "seed": 0})
     assert data["num_train_examples"] + data["num_eval_examples"] == 1470
+    assert outcomes.events(folder, "end")[0]["next"] == {"command": "predict", "arguments": ["data.eval_path=FILE"]}
     features = data["features"]
     assert set(features) == {"joined_days", "joined_month", "joined_weekday", "plan", "fee", "age"}
     assert (features["fee"]["decimal_mark"], features["fee"]["unit"], features["age"]["nullable"]) == (".", "$", True)

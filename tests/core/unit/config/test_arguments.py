@@ -36,6 +36,13 @@ def test_a_group_is_chosen_once():
     assert refused("model=two_tower", "seed=1", "model=wide_deep", "seed=2") == ["model"]
 
 
+def test_an_option_may_stand_for_a_key():
+    for option in ("-v", "--verbose"):
+        given = groups.with_keys_of_options(["model=dense", option, "-m"])
+        assert given == ["model=dense", "run.verbose=true", "-m"]
+        assert refused(*given[:2]) == []
+
+
 def test_values_of_a_sweep_are_choices():
     good = (
         "model=dense,cnn",

@@ -256,6 +256,22 @@ def test_what_other_choices_answer(override, group, answers):
 
 
 @pytest.mark.parametrize(
+    ("overrides", "metric", "mode"),
+    [
+        ((), "val_loss", "min"),
+        (("early_stopping.metric=val_auc", "early_stopping.mode=max"), "val_auc", "max"),
+        (("early_stopping.metric=val_loss", "early_stopping.mode=min", "sweep.metric=auc", "sweep.mode=max"),
+         "auc", "max"),
+        (("sweep.metric=auc", "sweep.mode=max", "checkpoint.best_metric=val_mae", "checkpoint.best_mode=min"),
+         "val_mae", "min"),
+        (("checkpoint=none",), "val_loss", "min"),
+    ],
+)  # fmt: skip
+def test_the_metric_that_says_which_evaluation_is_the_best(overrides, metric, mode):
+    assert loaded("cluster=inprocess", *overrides).compared_by == (metric, mode)
+
+
+@pytest.mark.parametrize(
     ("evaluation", "evaluator", "of_job"),
     [("none", None, 0), ("sidecar", EVALUATOR, 1), ("sidecar_thread", Task("worker", 1), 0)],
 )

@@ -1,23 +1,19 @@
-"""The run folder, the console and its tables."""
+"""The run folder."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import io
 import json
 import os
 import threading
 
 import pytest
-from rich.console import Console
 
 from psrun import files, process
-from psrun.cluster.placement import Placed
 from psrun.errors import ConfigError, ExitCode, RunFolderError
-from psrun.results import console, run_folder, run_state
-from psrun.results.console import ConsoleSink, ProgressLine
-from psrun.results.events import Event, Progress
+from psrun.results import run_folder, run_state
+from psrun.results.events import Event
 from psrun.results.run_folder import RunFolder
 from psrun.roles import run_process
 
@@ -97,144 +93,6 @@ def test_a_limit_of_the_size_of_files_is_named(tmp_path):
     error = RunFolderError(tmp_path, OSError(errno.EFBIG, os.strerror(errno.EFBIG)))
     assert str(error).endswith("File too large; raise the limit of the size of files (ulimit -f)")
     assert run_process._CANNOT_BE_WRITTEN.count(errno.EFBIG) == 1
-
-
-@pytest.mark.parametrize("terminal", [True, False])
-def test_the_console_shows_progress_and_epochs(terminal):
-    console = Console(file=io.StringIO(), force_terminal=terminal, width=120, color_system=None)
-    sink = ConsoleSink(console)
-    sink._last_plain_s = -1e9
-    sink.progress(Progress(2, 5, 150, 500, 81.5, 5216.0, 0.25, {"auc": 0.75}))
-    data = {"epoch": 2, "epochs": 5, "steps_per_s": 80.0, "examples_per_s": 5120.0, "metrics": {"loss": 0.2}}
-    sink.event(Event("epoch", 200, 3.0, data))
-    sink.close()
-    text = console.file.getvalue()
-    parts = ["epoch 2/5", "step 150/500", "81.5 steps/s", "5,216 examples/s", "loss 0.25", "last epoch: auc 0.75"]
-    for part in [*parts, "step 200", "loss 0.2"]:
-        assert part in text
-    assert ("\x1b[" in text) is terminal
-
-
-MANY = {"loss": 0.5432, "auc": 0.8765, "accuracy": 0.7654}
-
-
-@pytest.mark.parametrize("width", [60, 80, 100, 120])
-def test_progress_is_one_row_with_what_fits(width):
-    console = Console(file=io.StringIO(), width=width, color_system=None)
-    progress = Progress(12, 20, 98_765, 123_456, 1_234.5, 123_456.7, 0.6931, {f"val_{name}": 0.5 for name in MANY})
-    console.print(ProgressLine(progress))
-    (line,) = console.file.getvalue().splitlines()
-    assert "epoch 12/20  step 98765/123456" in line
-    assert ("loss 0.6931" in line, "steps/s" in line) == (width >= 60, width >= 80)
-    console.print(ProgressLine(Progress(1, 20, 1, 500, 0.0, 0.0, None)))
-    assert "loss" not in console.file.getvalue().splitlines()[1]
-
-
-def printed(*events: Event | Progress, terminal: bool = False) -> str:
-    console = Console(file=io.StringIO(), width=120, force_terminal=terminal, color_system=None)
-    sink = ConsoleSink(console)
-    for each in events:
-        sink.progress(each) if isinstance(each, Progress) else sink.event(each)
-    sink.close()
-    return console.file.getvalue()
-
-
-def epoch_lines(*events: Event | Progress, terminal: bool = False) -> list[str]:
-    lines = printed(*events, terminal=terminal).splitlines()
-    return [line for line in lines if line.strip().startswith(("epoch", "eval"))]
-
-
-def test_an_epoch_and_its_evaluation_are_one_line():
-    rates = {"steps_per_s": 125.9, "examples_per_s": 4028.0}
-    first, second = (Event("epoch", 12 * n, 1.0, {"epoch": n, "epochs": 20, **rates, "metrics": MANY}) for n in (1, 2))
-    evaluation = {"mode": "direct", "examples_seen": 42, "metrics": MANY}
-    of_first = Event("evaluation", 12, 1.1, evaluation)
-    whole = "loss 0.5432  auc 0.8765  accuracy 0.7654"
-    both = f"epoch 1/20  step 12  {whole}  val_loss 0.5432  val_auc 0.8765  val_accuracy 0.7654"
-    alone = f"epoch 2/20  step 24  {whole}  125.9 steps/s  4,028 examples/s"
-    assert epoch_lines(first, of_first, second) == [f"{both}  125.9 steps/s  4,028 examples/s", alone]
-    assert epoch_lines(first, of_first, terminal=True) == [both]  # as wide as the terminal
-    assert epoch_lines(second, Progress(3, 20, 30, 240, 1.0, 1.0, 0.5)) == [alone]
-    sidecar = Event("evaluation", 12, 1.1, {**evaluation, "mode": "sidecar"})
-    assert epoch_lines(second, sidecar)[1].startswith("  evaluation of step 12 (sidecar, 42 examples)  loss 0.5432")
-    assert len(epoch_lines(first, sidecar)) == 2
-
-
-def test_an_epoch_is_printed_while_its_evaluation_takes_long():
-    now = [0.0]
-    console = Console(file=io.StringIO(), width=120, color_system=None, get_time=lambda: now[0])
-    sink = ConsoleSink(console)
-    rates = {"steps_per_s": 125.9, "examples_per_s": 4028.0}
-    sink.event(Event("epoch", 12, 1.0, {"epoch": 1, "epochs": 20, **rates, "metrics": MANY}))
-    sink.view("tasks")
-    assert console.file.getvalue() == ""
-    now[0] = 2.0
-    sink.view("tasks")
-    assert console.file.getvalue().startswith("epoch 1/20  step 12  loss 0.5432")
-    sink.event(Event("evaluation", 12, 9.0, {"mode": "direct", "examples_seen": 42, "metrics": MANY}))
-    assert console.file.getvalue().splitlines()[1].startswith("  evaluation (direct, 42 examples)  loss 0.5432")
-
-
-def test_many_lookups_are_reported_in_two_lines():
-    lookups = [{"layer": f"C{n}", "deduplicate": n < 25, "distinct": n / 100} for n in range(3, 29)]
-    assert printed(Event("lookups", None, 0.0, {"lookups": lookups})).splitlines() == [
-        "C3, C4, C5 and 19 more: 3% to 24% of a batch's ids are distinct; duplicates are sent once",
-        "C25, C26, C27 and 1 more: 25% to 28% of a batch's ids are distinct; duplicates are sent each time",
-    ]
-    alone = printed(Event("lookups", None, 0.0, {"lookups": lookups[:1]}))
-    assert alone == "C3: 3% of a batch's ids are distinct; duplicates are sent once\n"
-
-
-@pytest.mark.parametrize(
-    ("metrics", "hinted"),
-    [
-        ({"loss": 0.7, "auc": 0.5012, "val_auc": 0.4961}, True),
-        ({"loss": 0.1, "auc": 0.97, "val_auc": 0.5}, False),  # learned, and nothing that holds elsewhere
-        ({"loss": 0.1, "auc": 0.8}, False),
-        ({"loss": 0.5, "auc": None}, False),
-        ({"loss": 0.5}, False),
-    ],
-)
-def test_an_auc_of_chance_at_the_end_comes_with_a_hint(metrics, hinted):
-    own = {"steps": 10, "seconds": 1.0}
-    data = {"metrics": metrics, "step_time": None, "time_to_first_step_s": None, "this_process": own}
-    text = printed(Event("end", 10, 1.0, data))
-    assert ("hint: an AUC of 0.5 means random predictions" in text) == hinted
-
-
-def test_brackets_in_what_users_wrote_are_text_and_no_markup():
-    row = {"feature": "a", "dtype": "string", "values": 2, "examples": "[/b], [red]"}
-    text = printed(
-        Event("warning", None, 0.0, {"message": "'[/b]' is not in data.label_vocabulary=[no, yes]"}),
-        Event("features", None, 0.0, {"features": [{**row, **dict.fromkeys(("ids", "missing", "note"), "")}]}),
-        Event("failure", None, 0.0, {"task": "worker:0", "cause": "ended: [/x] [bold]", "action": "stops"}),
-    )
-    assert "warning: '[/b]' is not in data.label_vocabulary=[no, yes]" in text
-    assert "[/b], [red]" in text
-    assert "worker:0 ended: [/x] [bold]; stops" in text
-
-
-def test_equal_rows_of_the_tasks_of_a_job_are_one_row():
-    workers = [(f"worker-{index}", "0 bytes", "1 kB") for index in range(12)]
-    others = [("chief-0", "1 kB", ""), *((f"ps-{index}", "2 kB", "1 kB") for index in range(4))]
-    assert console.folded_rows([*others, *workers]) == [*others, ("worker-0 to worker-11", "0 bytes", "1 kB")]
-    workers[6] = ("worker-6", "7 bytes", "1 kB")
-    assert [row[0] for row in console.folded_rows(workers)] == [
-        "worker-0 to worker-5",
-        "worker-6",
-        "worker-7 to worker-11",
-    ]
-    assert console.folded_rows([("a b", "1")] * 7) == [("a b", "1")] * 7  # no tasks with numbers
-    assert console.folded_rows([]) == []
-
-
-def test_the_shards_of_a_variable_on_many_parameter_servers_are_one_range():
-    placed = [Placed("table", shard, f"ps-{shard}", 1000, "model", (200, 2), "float32") for shard in range(100)]
-    wide = Console(file=io.StringIO(), width=100)
-    wide.print(console.placement_table(placed, "Placement"))
-    text = wide.file.getvalue()
-    assert "ps-0 to ps-99" in text
-    assert "total: ps-0 to ps-99 1.0 kB; the maximum is 1.00 times the mean" in text
 
 
 @pytest.mark.parametrize("trained", [True, False])

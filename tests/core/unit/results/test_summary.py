@@ -14,7 +14,17 @@ from psrun.config.topology import Task
 from psrun.errors import ConfigError
 from psrun.launch.losses import Recoveries, TrainingStatus
 from psrun.results import run_state
-from psrun.results.events import CHANGES, PENDING_LOSS, Event, EventReader, Reporter, fold, staleness_by_worker
+from psrun.results.events import (
+    CHANGES,
+    PENDING_LOSS,
+    Event,
+    EventReader,
+    Measured,
+    Reporter,
+    best_measured,
+    fold,
+    staleness_by_worker,
+)
 from psrun.results.run_folder import RunFolder, rebuilt
 
 SHARD = {"variable": "table", "task": "ps-0", "bytes": 8}
@@ -63,6 +73,8 @@ CASES = [
      {"tracker": {"kind": "mlflow"}, "trackers": {"mlflow": {}, "team": {"kind": "wandb"}}}),
     ("epoch", {"metrics": {"val_auc": 0.5}}, {"epoch": 2, "metrics": {"loss": 1.0}, "steps": {"applied": 9}},
      {"metrics": {"loss": 1.0}, "steps": {"applied": 9}}),
+    ("placement", {}, {"placement": [SHARD], "num_ps": 2, "most_bytes": 8},
+     {"placement": [SHARD], "balance": {"most_bytes": 8}}),
     ("staleness", {}, {"epoch": 1, **STALE}, {"staleness": STALE}),
     ("staleness", {"staleness": STALE}, {"epoch": 2, **staleness_by_worker({"worker-1": {7: 1}})},
      {"staleness": staleness_by_worker({"worker-0": {0: 9, 2: 1}, "worker-1": {7: 1}})}),
@@ -230,3 +242,48 @@ def test_each_kind_that_a_run_folder_emits_changes_run_json():
             kinds.add(call.args[0].value)
     assert len(kinds) > 15
     assert kinds - {"result"} <= set(CHANGES)
+
+
+# -- the best evaluation
+
+
+def epochs(*values: float | None, first: int = 1) -> list[Event]:
+    """Epochs of 10 steps from number `first` on, each with an evaluation of this loss."""
+    found = []
+    for epoch, value in enumerate(values, first):
+        found.append(Event("epoch", 10 * epoch, 0.0, {"epoch": epoch, "metrics": {"loss": 0.5}}))
+        data = {"mode": "direct", "examples_seen": 9, "metrics": {"loss": value, "auc": 0.9}}
+        found.append(Event("evaluation", 10 * epoch, 0.0, data))
+    return found
+
+
+START = Event("start", None, 0.0, {"title": "dense"})
+RESTORED = Event("restored", 20, 0.0, {"path": "ckpt-20"})
+
+
+@pytest.mark.parametrize(
+    ("events", "step"),
+    [
+        ([START, *epochs(0.3, 0.1, 0.2)], 20),
+        ([START, *epochs(0.3, 0.1, 0.1)], 20),  # the first of equal ones
+        ([START, *epochs(None, 0.3)], 20),
+        ([START, *epochs(0.3, 0.2, 0.1), START, RESTORED, *epochs(0.25, 0.15, first=3)], 40),  # epoch 3 was lost
+        ([START, *epochs(0.3, 0.1, 0.2), START, RESTORED, *epochs(0.4, first=3)], 20),
+        ([START, *epochs(0.1, 0.1), START, *epochs(0.3, 0.2)], 20),  # no checkpoint: the run began anew
+        ([START, *epochs(0.3, 0.2), Event("evaluation", 10, 0.0, {"path": "a", "metrics": {"loss": 0.0}})], 20),
+        ([START, *epochs(None, None)], None),
+        ([], None),
+    ],
+)
+def test_the_best_evaluation_is_of_weights_that_the_training_went_on_from(events, step):
+    best = best_measured(events, "val_loss", "min")
+    assert (best and best.step) == step
+    if best is not None:
+        assert (best.epoch, best.metrics["val_auc"], best.metrics["loss"]) == (best.step // 10, 0.9, 0.5)
+
+
+def test_the_best_may_be_the_greatest_value_and_of_the_training():
+    assert best_measured(epochs(0.3, 0.1, 0.2), "val_loss", "max").step == 10
+    assert best_measured(epochs(0.3), "loss", "min") == Measured(10, 1, {"loss": 0.5, "val_loss": 0.3, "val_auc": 0.9})
+    within = Event("evaluation", 15, 0.0, {"mode": "sidecar", "metrics": {"loss": 0.01}})
+    assert best_measured([*epochs(0.3), within], "val_loss", "min") == Measured(15, None, {"val_loss": 0.01})
