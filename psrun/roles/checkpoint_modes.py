@@ -20,6 +20,7 @@ import pyarrow as pa
 import tensorflow as tf
 from pyarrow import parquet
 from rich.console import Console
+from rich.text import Text
 
 from psrun import parts
 from psrun.checkpoint import storage, trained_model
@@ -34,7 +35,7 @@ from psrun.program import batch_checks, embeddings, objective
 from psrun.program.batch_checks import BatchChecks, Place, check_spec, data_errors, evaluated
 from psrun.program.batches import eval_batch_size, num_eval_batches
 from psrun.program.compiled_model import Program
-from psrun.results.console import warner
+from psrun.results.console import print_folded, shown, warner
 from psrun.results.events import Reporter
 from psrun.results.run_folder import RunFolder, is_over
 from psrun.roles.chief import Chief
@@ -646,4 +647,4 @@ def run_export(run_config: RunConfig, folder: RunFolder, console: Console) -> No
     warn = warner(console)
     loaded = trained_model.load(run_config, source, Store(folder.checkpoints), warn)
     path = trained_model.export(loaded, folder.path / "export", warn)
-    console.print(f"exported step {loaded.checkpoint.step} to {path}", soft_wrap=True, markup=False)
+    print_folded(console, Text(f"exported step {loaded.checkpoint.step} to {shown(str(path))}"))
