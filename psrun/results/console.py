@@ -89,13 +89,14 @@ def line_width(console: Console) -> int | None:
 def folded(text: Text, width: int | None) -> Text:
     """The text in lines of at most `width` columns (None: without an end); the lines after the first are indented.
 
-    It is broken between words. A longer word, such as a path, stays whole, so that it can be copied.
+    It is broken between words. A longer word, such as a path, and a command of psrun stay whole, so that they can be
+    copied.
     """
     if width is None:
         return text
     lines = Text()
     column = 0
-    for index, word in enumerate(text.split(" ")):
+    for index, word in enumerate(_words(text)):
         length = word.cell_len
         is_begun = column > len(_INDENT)
         if is_begun and length and column + 1 + length > width:
@@ -111,6 +112,21 @@ def folded(text: Text, width: int | None) -> Text:
         if is_broken:
             column = len(last)
     return lines
+
+
+def _words(text: Text) -> list[Text]:
+    """The words between blanks; a command of psrun, up to the end of the text or a punctuation mark, is one."""
+    words: list[Text] = []
+    is_command = False
+    for word in text.split(" "):
+        if is_command:
+            words[-1] = Text(" ").join([words[-1], word])
+        else:
+            words.append(word)
+            is_command = word.plain.lstrip("(") == "psrun"
+        if word.plain.endswith((";", ",", ".", ")")) or "\n" in word.plain:
+            is_command = False
+    return words
 
 
 def in_lines(parts: Iterable[str], width: int | None) -> str:

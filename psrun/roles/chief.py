@@ -172,15 +172,19 @@ def _report_end(run: TrainingRun, result: Mapping[str, Any], reporter: Reporter)
     """Reports the end of a training with what run.json has as `result`."""
     last_step = run.monitor.last_step
     lived_s = time.time() - psutil.Process().create_time()
-    is_chief = run.folder.root is run.folder
+    best = None
+    follows = None
+    if run.folder.root is run.folder:
+        best = _best(run, result)
+        follows = _next(run, best)
     reporter.emit(
         "end",
         step=last_step,
         this_process={"steps": last_step - run.first_step, "seconds": round(lived_s, 3)},
         staleness=events.brief_staleness(result.get("staleness")),
         ended_early=run.why_ends_early,
-        best=_best(run, result) if is_chief else None,
-        next=_next(run) if is_chief else None,
+        best=best,
+        next=follows,
         metrics=result.get("metrics"),
         time_to_first_step_s=result.get("time_to_first_step_s"),
         steps_per_s=result.get("steps_per_s"),
@@ -216,10 +220,13 @@ def _best(run: TrainingRun, result: Mapping[str, Any]) -> dict[str, Any] | None:
     }
 
 
-def _next(run: TrainingRun) -> dict[str, Any] | None:
+def _next(run: TrainingRun, best: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """The command that a person may want next: its word, and its arguments after the run folder. None for no command.
 
     A search goes on with a training that it pauses.
+
+    Args:
+      best: the best evaluation, as `_best` returns it.
     """
     config = run.program.config
     if run.is_paused:
@@ -228,7 +235,9 @@ def _next(run: TrainingRun) -> dict[str, Any] | None:
         return {"command": "resume", "arguments": [f"trainer.epochs={2 * run.num_epochs}"]}
     takes_other_rows = "eval_path" in config.data.target.options
     if takes_other_rows and config.checkpoint.are_taken and not config.cluster.spans_machines:
-        which = ["restore=best"] if config.checkpoint.best_metric is not None else []
+        which = []
+        if best is not None and best["checkpoint"] and best["step"] != run.monitor.last_step:
+            which.append(f"restore={best['step']}")
         return {"command": "predict", "arguments": [*which, "data.eval_path=FILE"]}
     return {"command": "report", "arguments": []}
 

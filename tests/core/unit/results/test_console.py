@@ -259,6 +259,16 @@ def test_a_text_is_folded_between_words(width):
         assert lines == text.split("\n")
 
 
+def test_a_command_is_folded_as_one_word():
+    command = "psrun data inspect penguins.csv --label Sex --write conf/data/NAME.yaml"
+    text = Text(f"to edit the features of this table: {command}; or see psrun -v, which shows all of the features")
+    assert console.folded(text, 80).plain.split("\n") == [
+        "to edit the features of this table:",
+        f"  {command}; or",
+        "  see psrun -v, which shows all of the features",
+    ]
+
+
 BEST = {
     "metric": "val_auc", "value": 0.9673, "step": 48, "epoch": 4, "epochs": 9, "is_final": True,
     "metrics": {"val_loss": 0.3, "val_auc": 0.9673}, "checkpoint": None, "keeps": None,
