@@ -20,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from psrun.cluster.placement import Balance, Placed, balance
+from psrun.config.groups import run_argument
 from psrun.results import run_state
 from psrun.results.events import Event, Progress, Sink
 from psrun.results.task_files import Rates
@@ -352,8 +353,9 @@ class ConsoleSink(Sink):
             self._print_whole(("results:", "bold"), f" {shown(self._run_folder)}")
         follows = event.data.get("next")
         if follows and self._run_folder:
-            command = ["psrun", follows["command"], shown(self._run_folder), *follows["arguments"]]
-            self._print_whole(("next:", "bold"), f" {shlex.join(command)}")
+            run = run_argument(Path(shown(self._run_folder)))
+            arguments = shlex.join(follows["arguments"])
+            self._print_whole(("next:", "bold"), f" psrun {follows['command']} {run} {arguments}".rstrip())
 
     def _show_best(self, best: Mapping[str, Any], last_step: int | None) -> None:
         """Shows the best evaluation: its metrics, its epoch and its checkpoint.
