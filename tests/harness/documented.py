@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterator
 
 from support import REPOSITORY
 
@@ -18,6 +19,49 @@ def blocks(text: str, language: str) -> list[tuple[str, str]]:
         rf'^```{language}(?: title="([^"]+)")?\n(?:# (\S+\.\w+)\n)?(.*?)^```$', text, flags=re.M | re.S
     )
     return [(title or comment, code) for title, comment, code in matches]
+
+
+def steps(text: str) -> list[tuple[str, str]]:
+    """The lines of each shell block of a page, with the output that the page shows below them; empty for none."""
+    return re.findall(r"^```bash\n(.*?)^```$(?:\n\n```text\n(.*?)^```$)?", text, flags=re.M | re.S)
+
+
+def taken(shown: str, output: str) -> str:
+    """The text `shown` with its lines as `output` has them, in their order.
+
+    A line `...` stands for any lines, and ` ...` at the end of a line for the rest of it. Measured numbers and the
+    width of columns may differ, since no two asynchronous runs are equal.
+
+    Raises:
+      AssertionError: the output does not have a line.
+    """
+    left = iter(output.splitlines())
+    lines = []
+    for line in shown.splitlines():
+        if line != "...":
+            line = _same_line(line, left)
+            assert line, f"{shown}\nis not, except for measured numbers, in the output:\n{output}"
+        lines.append(f"{line}\n")
+    return "".join(lines)
+
+
+def _same_line(shown: str, lines: Iterator[str]) -> str:
+    """The next of the lines that has the words of `shown`, except for measured numbers; empty if none has."""
+    start = shown.removesuffix(" ...")
+    words = start.split()
+    for line in lines:
+        found = line.rstrip()
+        if start != shown:
+            beginning = re.match(rf"\s*(\S+\s+){{{len(words) - 1}}}\S+", found)
+            found = beginning[0] if beginning else ""
+        if [_without_numbers(word) for word in found.split()] == [_without_numbers(word) for word in words]:
+            return found + shown[len(start) :]
+    return ""
+
+
+def _without_numbers(word: str) -> str:
+    """The word without measured numbers: with a fraction, in the notation with an exponent, or a metric of 0 or 1."""
+    return re.sub(r"\d+\.\d+(e-?\d+)?|\de-?\d+|^[01]$", "0.0", word)
 
 
 def commands(text: str) -> list[list[str]]:
