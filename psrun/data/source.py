@@ -215,6 +215,8 @@ class DataSource(Protocol):
       label_tasks: binary or regression by the name of the label, of a source with several, whose labels are dicts;
         optional. Such a source has no task.
       label_scales: `mean` and `deviation` of labels of a regression among these; optional.
+      classes: the names of the classes 0, 1, ... by the name of the label, of a source whose labels have names;
+        optional. Columns of predictions have these names.
       checked_by: the dotted name of a function that checks the options before TensorFlow is imported, as a string in
         the body of the class; optional. It is in a module that does not import TensorFlow, gets the options of `data`
         and the names of features that other keys need, by key, and returns a list of `psrun.errors.Problem`. If

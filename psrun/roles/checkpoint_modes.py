@@ -11,7 +11,7 @@ import types
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,8 @@ from psrun.training.evaluators import SHARDS_PER_WORKER, Shards
 
 CLASS = "class"
 PROBLEM = "problem"
+LABEL = "label"  # the columns of a label and of an output without a name
+PREDICTION = "prediction"
 _ROWS_PER_GROUP = 65536  # of Parquet: batches of predictions are much smaller
 # For each shard a worker builds a data pipeline, at the cost of a few batches. The predictions of a shard are in memory
 # as a whole.
@@ -80,22 +82,27 @@ class Layout:
     Attributes:
       class_names: of the classes 0, 1, ...; None without names, or if labels are not classes.
       has_problems: whether there is a malformed row, and so a column for what is wrong.
+      probabilities: by output, the name of the column of a single probability, such as 'churn=Yes'.
     """
 
     class_names: Sequence[str] | None = None
     has_problems: bool = False
+    probabilities: Mapping[str, str] = field(default_factory=dict)
 
     def groups(self, rows: Rows) -> dict[str, np.ndarray]:
         """Labels and predictions by name: arrays of shape (rows, values), where a malformed row has meaningless values.
 
         If classes have names, labels are names, and the name of the most probable class is in `class`, or in
-        OUTPUT_class if there are several outputs.
+        OUTPUT_class if there are several outputs. A single probability is in a column that names its class.
 
         Raises:
           ConfigError: two of them have one name.
         """
         labels = {name: _flat(values) for name, values in rows.labels.items()}
-        predictions = {name: _flat(values) for name, values in rows.predictions.items()}
+        predictions = {}
+        for name, values in rows.predictions.items():
+            flat = _flat(values)
+            predictions[self._column(name, flat)] = flat
         most_probable = {}
         if self.class_names is not None:
             names = np.array(self.class_names)
@@ -108,6 +115,13 @@ class Layout:
                     most_probable[column] = names[values.argmax(axis=1)][:, np.newaxis]
         _require_distinct([*labels, *predictions, *most_probable])
         return labels | predictions | most_probable
+
+    def _column(self, output: str, values: np.ndarray) -> str:
+        """The name of the column of an output."""
+        is_one_probability = values.shape[1] == 1 and values.dtype.kind == "f"
+        if not is_one_probability:
+            return output
+        return self.probabilities.get(output, output)
 
     def _is_by_class(self, values: np.ndarray) -> bool:
         return self.class_names is not None and values.shape[1] == len(self.class_names) and values.dtype.kind == "f"
@@ -452,8 +466,6 @@ def _input_of(source: DataSource, keep: Sequence[str]) -> _Input:
         if not keep:
             return _Input()
         message = "requires data in files with columns, such as data=table; set it to []"
-        if hasattr(source, "rows_to_predict"):  # which predicts the rows that its split holds out
-            message = "requires data.eval_path=FILE, the file with the rows to predict"
         raise ConfigError([Problem("predict.keep", message)])
     problems = []
     for name in keep:
@@ -530,18 +542,19 @@ def _write(
       DataError: the number differs from the data source's.
     """
     count = 0
-    layout = Layout(loading.class_names(source, run_config.data.label_vocabulary), bool(rows.problems))
+    class_names = loading.class_names(source, run_config.data.label_vocabulary)
+    layout = Layout(class_names, bool(rows.problems), _probability_columns(source, class_names))
     file_format = run_config.predict.file_format
     assert file_format is not None
     output_names = getattr(network, "output_names", None) or ()
     with written(path, file_format, layout) as write:
         for label, outputs in batches:
-            predictions = _by_name(outputs, output_names, alone="prediction")
+            predictions = _by_name(outputs, output_names, alone=PREDICTION)
             num_rows = len(next(iter(predictions.values())))
             kept = rows.kept(num_rows)
             labels: dict[str, np.ndarray] = {}
             if rows.labeled:
-                labels = _by_name(label, output_names, alone="label", prefix="label_")
+                labels = _by_name(label, output_names, alone=LABEL, prefix=f"{LABEL}_")
             write(Rows(kept, labels, predictions, rows.problems_of(count, num_rows)))
             count += num_rows
             chief.preparing(f"predicting: {count:,} of {source.num_eval_examples:,} examples")
@@ -551,6 +564,25 @@ def _write(
             message = f"predicted {count} examples, but the data source reports {source.num_eval_examples}"
             raise DataError(f"{message} (num_eval_examples)")
     return count
+
+
+def _probability_columns(source: DataSource, class_names: Sequence[str] | None) -> dict[str, str]:
+    """By output, LABEL=CLASS for the probability of the second of two classes with names.
+
+    Labels of 0 and 1 have no names: their probability can only be the one of 1.
+
+    Args:
+      class_names: of a source with one label.
+    """
+    by_label: dict[str, Sequence[Any]] = dict(getattr(source, "classes", {}))
+    columns = {}
+    for label, names in by_label.items():
+        if len(names) == 2:
+            columns[label] = f"{label}={names[1]}"
+    if class_names is not None and len(class_names) == 2:
+        label = next(iter(by_label), LABEL)
+        columns[PREDICTION] = f"{label}={class_names[1]}"
+    return columns
 
 
 def _report(reporter: Reporter, step: int, path: Path, count: int, problems: Mapping[int, str]) -> None:

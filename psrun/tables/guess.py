@@ -124,6 +124,15 @@ class Labels:
         return self.names[0]
 
     @property
+    def vocabularies(self) -> dict[str, tuple[str, ...] | tuple[int, ...]]:
+        """The names of the classes 0, 1, ... by label, of the labels whose classes have names."""
+        found: dict[str, tuple[str, ...] | tuple[int, ...]] = {}
+        for name, label in self.by_name.items():
+            if label.label_vocabulary is not None:
+                found[name] = label.label_vocabulary
+        return found
+
+    @property
     def class_names(self) -> tuple[str, ...] | tuple[int, ...] | None:
         """The names of the classes of the single label; None without names."""
         if self.single is None:

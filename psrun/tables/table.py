@@ -38,7 +38,7 @@ from psrun.tables.preparation import PreparedSet
 from psrun.tables.prepared_rows import PreparedRows
 from psrun.tables.rows import LayoutKeys
 from psrun.tables.splits import SplitSpec
-from psrun.tables.table_reader import WEIGHT, RowsToPredict, TableReader
+from psrun.tables.table_reader import WEIGHT, HeldOutRows, RowsToPredict, TableReader
 from psrun.tables.table_source import TableSource
 
 CHECKED_BY = "psrun.tables.header.problems"  # before TensorFlow is imported; see `psrun.data.source.DataSource`
@@ -162,11 +162,13 @@ class _Examples:
       training: of the training files, in two parts if they are split.
       evaluation: of the evaluation files; None: there are none.
       to_predict: what these rows are if they are only predicted; None if they are evaluated.
+      held_out: where the rows are that the split holds out; None without a split.
     """
 
     training: PreparedSet
     evaluation: PreparedSet | None = None
     to_predict: RowsToPredict | None = None
+    held_out: HeldOutRows | None = None
 
     @property
     def sets(self) -> list[PreparedSet]:
@@ -184,6 +186,13 @@ class _Examples:
         if self.evaluation is not None:
             return self.evaluation.rows
         return self.training.parts.get("eval")
+
+    @property
+    def rows_to_predict(self) -> RowsToPredict | HeldOutRows | None:
+        """Where the evaluation examples are in the files; None if they are evaluated, or there are none."""
+        if self.evaluation is not None:
+            return self.to_predict
+        return self.held_out
 
     @property
     def num_unlabeled(self) -> int:
@@ -285,6 +294,9 @@ def _read(keys: _Keys, options: preparation.Options, run: _Run) -> _Read:
     prepared = reader.split(training.names, options, split, run.recorded)
     _require_rows(prepared, training.names)
     examples = _with_evaluation(prepared, evaluation, reader, options, run)
+    if run.predicting and split.by != "none":
+        held_out = reader.held_out(training.names, options, split, run.recorded)
+        examples = replace(examples, held_out=held_out)
     names = [*training.names, *evaluation]
     return _Read(names, len(training.names), labels, keys.labels.weight, features, split, examples)
 
@@ -441,12 +453,13 @@ def _without_labels(
         warnings=found.warnings,
         differences=differences,
         guessed=read.features.guessed,
-        rows_to_predict=examples.to_predict,
+        rows_to_predict=examples.rows_to_predict,
     )
 
 
 def _with_labels(source: TableSource, labels: Labels, scales: Mapping[str, Mapping[str, float]]) -> TableSource:
     """The source with what models need to know of the labels; of several, a model decides on losses and metrics."""
+    source = replace(source, classes=labels.vocabularies)
     label = labels.single
     if label is None:
         return replace(source, label_tasks=labels.tasks, label_scales=scales)

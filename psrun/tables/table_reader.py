@@ -104,6 +104,27 @@ class TableReader:
         Args:
           recorded: facts of the run. A split by time stays where it was when the run began.
         """
+        return self.prepared(names, options, self._split(names, options, spec, recorded))
+
+    def held_out(
+        self,
+        names: Sequence[str],
+        options: preparation.Options,
+        spec: splits.SplitSpec,
+        recorded: Mapping[str, Any],
+    ) -> HeldOutRows:
+        """Where the rows are that `split` with these arguments holds out."""
+        split = self._split(names, options, spec, recorded)
+        assert split is not None  # there is one
+        return HeldOutRows(self, names, split)
+
+    def _split(
+        self,
+        names: Sequence[str],
+        options: preparation.Options,
+        spec: splits.SplitSpec,
+        recorded: Mapping[str, Any],
+    ) -> splits.Split | None:
         read_columns = functools.partial(formats.rows_of_files, names, layout=self.layout)
         split = splits.make(spec, read_columns)
         since = recorded.get("split", {}).get("since")
@@ -111,7 +132,7 @@ class TableReader:
             known = preparation.earlier(names, self._contents(split, options), options)
             if known is None or known.facts.get("since") != since:
                 split = splits.make(spec, read_columns, since)
-        return self.prepared(names, options, split)
+        return split
 
     def _contents(self, split: splits.Split | None, options: preparation.Options) -> preparation.Contents:
         how = [asdict(self.layout), {name: asdict(spec) for name, spec in self.specs.items()}]
@@ -122,7 +143,7 @@ class TableReader:
         def pieces(name: str) -> Iterator[tuple[Piece, np.ndarray | None]]:
             nonlocal num_rows
             end = 0
-            for rows in self._rows_of(name, split):
+            for rows in self.rows_of(name, split):
                 piece = convert(rows, self.specs, keep=options.keep_malformed)
                 parts = None
                 if split is not None:
@@ -137,14 +158,14 @@ class TableReader:
         key = json.dumps([*how, split.key])
         return preparation.Contents(columns, pieces, key, splits.PARTS, label, split.facts)
 
-    def _rows_of(self, name: str, split: splits.Split | None) -> Iterator[Rows]:
-        """The rows of a file with the columns of the prepared set, and those that the split needs."""
+    def rows_of(self, name: str, split: splits.Split | None, more: Sequence[str] = ()) -> Iterator[Rows]:
+        """The rows of a file with the columns of the prepared set, those that the split needs, and `more`."""
         if self.strict:
             formats.check_columns(name, self.layout, self.first, self.columns)
         needed: Sequence[str] = ()
         if split is not None:
             needed = split.columns or self.columns or formats.suggestions(self.first, self.layout)
-        columns = list(dict.fromkeys([*(spec.column for spec in self.specs.values()), *needed]))
+        columns = list(dict.fromkeys([*(spec.column for spec in self.specs.values()), *needed, *more]))
         is_checked = name != self.first or self.weight not in self.specs
         for rows in self.rows.get(name) or formats.rows(name, columns, self.layout):
             if not is_checked:
@@ -203,3 +224,41 @@ class RowsToPredict:
             for rows in formats.rows(name, columns, self.layout):
                 batch = rows.complete().batch
                 yield pa.record_batch([decoded(each) for each in batch.columns], batch.schema.names)
+
+
+@dataclass(frozen=True)
+class HeldOutRows:
+    """The rows of the training files that their split holds out: well formed, and with a label.
+
+    Attributes:
+      reader: of these files, named `names`.
+      split: as it was made for the prepared rows.
+    """
+
+    reader: TableReader
+    names: Sequence[str]
+    split: splits.Split
+    labeled: bool = True
+    problems: Mapping[int, str] = field(default_factory=dict)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of the columns of the files."""
+        return tuple(formats.suggestions(self.names[0], self.reader.layout))
+
+    def kept(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """These columns of the held-out rows, in order.
+
+        Rows are read and converted again as they were prepared: only this tells which of them are examples.
+        """
+        num_rows = 0  # of the files before
+        for name in self.names:
+            end = 0
+            for rows in self.reader.rows_of(name, self.split, columns):
+                piece = convert(rows, self.reader.specs)
+                places: Any = np.searchsorted(rows.places, piece.places)
+                places = places[self.split.held_out(rows, num_rows)[places]]
+                batch = rows.batch.select(list(columns)).take(pa.array(places))
+                yield pa.record_batch([decoded(each) for each in batch.columns], batch.schema.names)
+                end = max(end, rows.end)
+            num_rows += end

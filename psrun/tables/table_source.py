@@ -11,7 +11,7 @@ import tensorflow as tf
 from psrun.data.loading import LabelVocabulary
 from psrun.data.source import Batches, ByNumber, Convert, Feature, as_read
 from psrun.tables.prepared_rows import PreparedRows
-from psrun.tables.table_reader import RowsToPredict
+from psrun.tables.table_reader import HeldOutRows, RowsToPredict
 
 # The recommended training, tuned with model=wide_deep on the tables of `benchmarks/tables.py`.
 _EPOCHS = 20
@@ -35,7 +35,7 @@ class TableSource(ByNumber):
       guessed: a row for each inferred feature, to display; see `proposals.Proposal.row`.
       notes: what was decided for the user, a line each.
       differences: how rows differ from those that the model was trained on, a line each; among `warnings`, too.
-      rows_to_predict: what the evaluation examples are if they are only predicted; None if they are evaluated.
+      rows_to_predict: where the evaluation examples are in the files, for predictions; None if there are none.
     """
 
     is_checked = True  # value by value, when the rows are prepared
@@ -54,13 +54,14 @@ class TableSource(ByNumber):
     label_deviation: float = 0.0
     label_tasks: Mapping[str, str] = field(default_factory=dict)
     label_scales: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    classes: Mapping[str, LabelVocabulary] = field(default_factory=dict)
     files: Sequence[str]
     facts: Mapping[str, Any]
     notes: tuple[str, ...]
     warnings: tuple[str, ...]
     differences: tuple[str, ...]
     guessed: Sequence[dict[str, Any]]
-    rows_to_predict: RowsToPredict | None
+    rows_to_predict: RowsToPredict | HeldOutRows | None
 
     def recommended(self, global_batch_size: int | None) -> dict[str, Any]:
         """See `DataSource`."""

@@ -77,10 +77,10 @@ def test_a_table_is_trained_resumed_and_predicted(train, predict, tmp_path):
         folder, *given, f"data.eval_path={new}", "predict.keep=[customer]", f"predict.path={out}", "cluster=inprocess"
     )
     table = parquet.read_table(out).to_pydict()
-    assert list(table) == ["customer", "prediction", "problem"]
+    assert list(table) == ["customer", "Churn=Yes", "problem"]
     assert table["customer"] == [row[0] if len(row) != 3 else None for row in rows]
     assert [place for place, problem in enumerate(table["problem"]) if problem] == [4, 6]
-    assert [place for place, value in enumerate(table["prediction"]) if value is None] == [4, 6]
+    assert [place for place, value in enumerate(table["Churn=Yes"]) if value is None] == [4, 6]
     assert "2 of 60 rows are malformed" in printed
     reordered = tmp_path / "reordered.csv"
     with new.open() as source, reordered.open("w", newline="") as target:
@@ -88,5 +88,11 @@ def test_a_table_is_trained_resumed_and_predicted(train, predict, tmp_path):
             if number not in (5, 7):
                 csv.writer(target).writerow([*row[::-1], "more" if number else "extra"])
     predict(folder, *given, f"data.eval_path={reordered}", "predict.path=" + str(tmp_path / "b.csv"))
-    alone = [float(row["prediction"]) for row in outcomes.rows(tmp_path / "b.csv")]
-    assert alone == pytest.approx([value for value in table["prediction"] if value is not None], rel=1e-4)
+    alone = [float(row["Churn=Yes"]) for row in outcomes.rows(tmp_path / "b.csv")]
+    assert alone == pytest.approx([value for value in table["Churn=Yes"] if value is not None], rel=1e-4)
+
+    predict(folder, *given, "predict.keep=[customer,Churn]", f"predict.path={tmp_path}/held.csv")
+    held_out = outcomes.rows(tmp_path / "held.csv")
+    assert list(held_out[0]) == ["customer", "Churn", "label", "Churn=Yes"]
+    assert len(held_out) == again["data"]["num_eval_examples"]
+    assert all(row["Churn"] == row["label"] for row in held_out)

@@ -13,7 +13,7 @@ import tensorflow as tf
 from outcomes import events
 from pyarrow import ipc
 from support import flipped, truncated
-from table_files import read, record, table, write, write_records
+from table_files import evaluated, read, record, table, write, write_records
 
 from psrun.errors import ConfigError, DataError
 from psrun.models.model import prepared
@@ -168,6 +168,43 @@ def test_several_labels_are_a_dict_by_column_each_with_a_task_of_its_own(tmp_pat
     ((_, label),) = predicted.evaluation(batch_size=count)
     assert {name: float(tf.reduce_sum(values)) for name, values in label.items()} == dict.fromkeys(labels, 0.0)
     assert not predicted.rows_to_predict.labeled
+    assert predicted.classes == {"like": ("no", "yes")}
+
+
+SPLITS = {
+    "rows": {"by": "rows", "fraction": 0.3},
+    "group": {"by": "group", "column": "who", "fraction": 0.3},
+    "time": {"by": "time", "column": "day", "fraction": 0.3},
+    "last": {"by": "last", "column": "day", "user": "who"},
+}
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+@pytest.mark.parametrize("split", SPLITS.values(), ids=SPLITS)
+def test_columns_beside_predictions_are_those_of_the_held_out_rows(tmp_path, ending, split):
+    """In the order of two files, without malformed rows and without rows that have no label."""
+    for first in (0, 100):
+        numbers = range(first, first + 100)
+        columns = {
+            "id": [f"#{n}" for n in numbers],
+            "who": [n % 17 for n in numbers],
+            "day": [(n * 7) % 200 for n in numbers],
+            "n": [None if n % 11 == 5 else float(n) for n in numbers],
+            "label": [None if n % 13 == 5 else n % 2 for n in numbers],
+        }
+        write(tmp_path / f"{first:03}.{ending}", columns)
+    options = {"split": split, "features": {"n": {}}, "max_bad_rows": 50}
+    trained = binary(tmp_path, **options)
+    predicted = binary(tmp_path, **options, recorded=trained.facts, predicting=True)
+    held_out = predicted.rows_to_predict
+    assert held_out.columns == ("id", "who", "day", "n", "label")
+    kept = [row for batch in held_out.kept(["id", "who"]) for row in batch.to_pylist()]
+    expected = [int(row["n"][0]) for row in evaluated(predicted)]
+    assert [row["id"] for row in kept] == [f"#{n}" for n in expected]
+    assert [int(row["who"]) for row in kept] == [n % 17 for n in expected]
+    assert len(kept) == predicted.num_eval_examples > 10
+    assert (held_out.labeled, dict(held_out.problems)) == (True, {})
+    assert binary(tmp_path, **options).rows_to_predict is None  # of an evaluation
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ def test_the_commands_of_the_tutorial_run_as_written(follow, tmp_path, whole):
     with (tmp_path / "sexes.csv").open(newline="") as file:
         predictions = list(csv.DictReader(file))
     assert len(predictions) == 11
-    assert list(predictions[0]) == ["Species", "Individual ID", "prediction"]
+    assert list(predictions[0]) == ["Species", "Individual ID", "Sex=MALE"]
     by_model = [float(line.rpartition(" ")[2]) for line in compared.splitlines()[1:]]
     assert len(by_model) == 3
     assert min(by_model) > 0.9

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -103,6 +104,34 @@ def test_malformed_rows_are_marked_and_have_no_label_and_no_prediction(tmp_path,
     assert [row["class"] for row in read] == ["no"] * 3 + [missing]
     assert read[3] == {**dict.fromkeys(read[0], missing), "problem": "row 4: price is 'x'"}
     assert list(read[0]) == ["label", "prediction_no", "prediction_yes", "class", "problem"]
+
+
+@pytest.mark.parametrize("extension", ["csv", "parquet", "tfrecord"])
+def test_the_column_of_a_single_probability_names_its_class(tmp_path, extension):
+    """Other outputs of that name keep theirs: a number of classes, and integers."""
+    named = {"class_names": ("No", "Yes"), "probabilities": {"prediction": "churn=Yes", "like": "like=1"}}
+    part = {"labels": {"label": np.array([0, 1, 1])}, "predictions": {"prediction": FLOATS}}
+    (first, *_) = rows(written(tmp_path / f"p.{extension}", part, **named))
+    assert sorted(first) == ["churn=Yes", "label"]
+    wide = {"predictions": {"prediction": np.eye(3, dtype=np.float32), "like": np.array([1, 2, 3])}}
+    (first, *_) = rows(written(tmp_path / f"w.{extension}", wide, **named))
+    columns = ["prediction"] if extension == "tfrecord" else ["prediction_0", "prediction_1", "prediction_2"]
+    assert sorted(first) == ["like", *columns]
+
+
+@pytest.mark.parametrize(
+    ("class_names", "classes", "columns"),
+    [
+        (("no", "yes"), {"churn": ("no", "yes")}, {"churn": "churn=yes", "prediction": "churn=yes"}),
+        (("1", "2"), {}, {"prediction": "label=2"}),  # a source that names no label
+        (("a", "b", "c"), {"kind": ("a", "b", "c")}, {}),
+        (None, {"like": (-1, 1), "kind": ("a", "b", "c")}, {"like": "like=1"}),  # several labels
+        (None, {}, {}),
+    ],
+)
+def test_which_outputs_are_probabilities_of_a_named_class(class_names, classes, columns):
+    source = SimpleNamespace(classes=classes)
+    assert files._probability_columns(source, class_names) == columns
 
 
 @pytest.mark.parametrize("extension", ["csv", "parquet"])
