@@ -18,7 +18,7 @@ import os
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any, Optional
@@ -215,13 +215,22 @@ def described(error: BaseException) -> str:
         line = (error.text or "").strip()
         text = f": {line}" if line and line.isprintable() else ""
         return f"{error.filename}, line {error.lineno}: {type(error).__name__}: {error.msg}{text}"
+    frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    return placed(f"{type(error).__name__}: {error}", frames)
+
+
+def placed(error: str, frames: Sequence[tuple[str, int | None]]) -> str:
+    """An error after the file and the line in the user's code that raised it, if any.
+
+    Args:
+      frames: file and line of each, the innermost one last.
+    """
     installed = [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")]
     not_theirs = (str(Path(__file__).parents[1]), *installed)
-    text = f"{type(error).__name__}: {error}"
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if not frame.filename.startswith(not_theirs):
-            return f"{frame.filename}, line {frame.lineno}: {text}"
-    return text
+    for file, line in reversed(frames):
+        if not file.startswith(not_theirs):
+            return f"{file}, line {line}: {error}"
+    return error
 
 
 def _build(value: Any, key: str) -> Any:

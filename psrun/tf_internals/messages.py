@@ -23,6 +23,10 @@ _NOISE = re.compile(
 _OF_SEVERAL = re.compile(r"^\s*\(\d+\) ")  # errors of one function that failed in more than one place
 _CANCELLED = re.compile("[Cc]ancelled|CANCELLED")
 _TASK = re.compile(r"/job:(ps|worker)/replica:0/task:(\d+)")
+# The chain of iterators above a function of tf.data that failed.
+_CHAIN = re.compile(r"Error in user-defined function passed to \S+ transformation with iterator: Iterator::\S+: ")
+_TRACEBACK = "Traceback (most recent call last):\n"  # of an exception in a Python function that TensorFlow calls
+_FRAME = re.compile(r'^\s+File "([^"]+)", line (\d+), in ')
 _TOO_FEW_FILES = re.compile(r"only has \d+ file\(s\), which is not enough for the required (\d+)")
 
 
@@ -86,12 +90,32 @@ def gist(text: str) -> str:
     lines = [line for line in text.splitlines() if not _NOISE.search(line)]
     several = sorted((line for line in lines if _OF_SEVERAL.search(line)), key=_consequence)
     first = next(iter(several or lines), text)
+    first = _CHAIN.sub("in the data: ", first)
     return re.sub(r"\{\{[^}]*\}\}\s*", "", first).strip()[:400]
 
 
 def _consequence(line: str) -> int:
     """How likely an error is one that followed from another."""
     return 2 if cancelled(line) else int(data_ended(line))
+
+
+def python_error(text: str) -> tuple[list[tuple[str, int]], str] | None:
+    """The exception of a Python function that TensorFlow called, such as the generator of a dataset.
+
+    Returns:
+      File and line of each frame, the innermost one last, and the exception as a line of text; None for other messages.
+    """
+    _, found, after = text.partition(_TRACEBACK)
+    if not found:
+        return None
+    frames: list[tuple[str, int]] = []
+    for line in after.splitlines():
+        frame = _FRAME.match(line)
+        if frame is not None:
+            frames.append((frame[1], int(frame[2])))
+        elif line.strip() and not line[0].isspace():
+            return frames, line.strip()
+    return None
 
 
 def outside_lookup(text: str) -> tuple[str, int | None] | None:

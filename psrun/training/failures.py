@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 
 import tensorflow as tf
 
+from psrun.config import targets
 from psrun.data import loading
 from psrun.errors import (
     ConfigError,
@@ -22,7 +23,16 @@ from psrun.errors import (
 from psrun.optimizers import sparse
 from psrun.program import batch_checks, embeddings
 from psrun.program.compiled_model import Program
-from psrun.tf_internals.messages import LOGGER, cancelled, data_ended, gave_up_for, gist, task_in, task_lost
+from psrun.tf_internals.messages import (
+    LOGGER,
+    cancelled,
+    data_ended,
+    gave_up_for,
+    gist,
+    python_error,
+    task_in,
+    task_lost,
+)
 from psrun.training.loop import TrainingRun
 
 
@@ -104,6 +114,10 @@ def _reason(error: tf.errors.OpError, cause: str, run: TrainingRun | None, progr
     problem = loading.too_few_files(cause)
     if problem is not None:
         return ConfigError([problem])
+    raised = python_error(cause)
+    if raised is not None:
+        frames, exception = raised
+        return TrainingError(f"a step failed: {targets.placed(exception, frames)}")
     if sparse.NOT_FINITE in cause:
         message = f"{gist(cause)}; try a smaller optimizer.learning_rate, and check the data"
         return NonFiniteLossError(message)
