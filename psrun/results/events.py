@@ -471,6 +471,7 @@ CHANGES: dict[str, Change] = {
     "sharding": _more_of_data,
     "hashes": _more_of_data,
     "later_data": _later_data,
+    "chosen": _under("chosen"),
     "network": _under("network"),
     "library": _under("network"),
     "lookups": _given,

@@ -27,6 +27,7 @@ from psrun.cluster import strategy
 from psrun.cluster.probe import PortReservation, ServerStatus, statuses
 from psrun.config import choices
 from psrun.config.run_config import FROM_DATA, RunConfig
+from psrun.config.schema import AUTO
 from psrun.config.topology import CHIEF, Task
 from psrun.data import loading, storage
 from psrun.data.source import DataSource, Remarks
@@ -124,6 +125,10 @@ def _planned(run_config: RunConfig, source: DataSource, reporter: Reporter, fold
             rate = planned.optimizer.options.get("learning_rate")
             numbers["optimizer.learning_rate"] = f"{rate:g}, falling to 0 over the epochs"
         reporter.emit("planned", **numbers)
+    if run_config.optimizer.options.get("learning_rate") == AUTO and folder.root is folder:
+        # config.yaml keeps `auto`: the rate falls over all epochs, also over those of a resumed run.
+        rate = planned.optimizer.options["learning_rate"]
+        folder.emit("chosen", learning_rate=rate, learning_rate_falls=planned.learning_rate_falls)
     return planned
 
 

@@ -40,7 +40,8 @@ def main(arguments: list[str]) -> ExitCode:
     """Runs `psrun reproduce ARGUMENTS`.
 
     Returns:
-      DONE if the results are equal, or within the spread of the seeds; with --dry-run, if nothing differs that matters.
+      DONE if the results are equal, or within the spread of the seeds; with --dry-run, if nothing differs that matters,
+      apart from packages that the run does not import by itself.
 
     Raises:
       ConfigError: there is no such run, it has no results or no record, or a data file has changed.
@@ -57,11 +58,12 @@ def main(arguments: list[str]) -> ExitCode:
     data = _of_data(record, overrides)
     if data and not options.anyway and not options.dry_run:
         raise ConfigError([Problem(each.what, _changed(each)) for each in data])
-    differences = [*reproduction.of_environment(record.environment, provenance.environment()), *data]
+    here = provenance.environment()
+    differences = [*reproduction.of_environment(record.environment, here), *data]
     code = reproduction.of_code(record.path, record.code, provenance.work_tree(Path.cwd()), _places())
-    console.print(reproduction.table("Environment", [*differences, *code]))
+    first = _show_environment(record, here, differences, code, console)
     if options.dry_run:
-        return ExitCode.FAILED if any(each.matters for each in differences) else ExitCode.DONE
+        return ExitCode.FAILED if any(each.matters for each in first) else ExitCode.DONE
     changes, run = _prepare(record, into, overrides)
     console.print(f"runs in {into}", soft_wrap=True, markup=False)
     ended = _run(into)
@@ -76,6 +78,29 @@ def main(arguments: list[str]) -> ExitCode:
     console.print(compared.table())
     console.print(compared.verdict, soft_wrap=True, markup=False)
     return ExitCode.DONE if compared.is_reproduced else ExitCode.FAILED
+
+
+def _show_environment(
+    record: _Record,
+    here: Mapping[str, Any],
+    differences: Sequence[Difference],
+    code: Sequence[Difference],
+    console: Console,
+) -> list[Difference]:
+    """Prints what differs from the record, and what of it is the same; of packages, those that the run imports.
+
+    Returns:
+      The `differences` without other packages, which are only counted.
+    """
+    imported = reproduction.imported_packages(record.path, record.code)
+    first = [each for each in differences if not reproduction.is_other_package(each, imported)]
+    others = [each for each in differences if reproduction.is_other_package(each, imported)]
+    console.print(reproduction.table("Environment", [*first, *code]))
+    same = reproduction.same(record.environment, here, imported)
+    console.print(f"the same: {same}", soft_wrap=True, markup=False)
+    if others:
+        console.print(reproduction.counted(others), soft_wrap=True, markup=False)
+    return first
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,12 @@ from psrun.runs.report.spread import Spread
 from psrun.runs.sweeps.sweep import default_metric
 
 LEAST_RUNS = 3
-_SHOWN = 25  # differences of packages
+_SHOWN = 25  # differences
+_NAMED = 5  # of the packages that are only counted
+_PACKAGE = "package "
+_PYTHON = "python"
+# The packages that psrun computes and composes a run with.
+_OF_PSRUN = ("psrun", "tensorflow", "tf-keras", "keras", "numpy", "pyarrow", "hydra-core", "omegaconf")
 _ROUNDING = 1e-5
 
 
@@ -51,6 +59,68 @@ def of_environment(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[Diff
         matters = name != recorded.MEMORY
         found.append(Difference(name, recorded.text(name, before), recorded.text(name, here), matters))
     return found
+
+
+def imported_packages(folder: Path, code: Mapping[str, Any]) -> list[str]:
+    """The packages that psrun, or a recorded module of the user, imports by itself: names as in `environment`.
+
+    Args:
+      folder: the recorded run; `code`: that key of its run.json.
+    """
+    names: dict[str, None] = {}
+    for copy in as_mapping(code.get("modules")).values():
+        names |= dict.fromkeys(_imported_in(folder / str(copy)))
+    packages = dict.fromkeys(_OF_PSRUN)
+    if names:
+        distributions = packages_distributions()
+        for name in names:
+            packages |= dict.fromkeys(map(_normalized, distributions.get(name, [name])))
+    return list(packages)
+
+
+def _imported_in(file: Path) -> list[str]:
+    """The names of the packages that a module imports; none if it cannot be read."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return []
+    names = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.append(node.module)
+    return [name.partition(".")[0] for name in names]
+
+
+def _normalized(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def is_other_package(difference: Difference, imported: Sequence[str]) -> bool:
+    """Whether something differs in a package that is none of the `imported` ones."""
+    name = difference.what.removeprefix(_PACKAGE)
+    return name != difference.what and name not in imported
+
+
+def counted(others: Sequence[Difference]) -> str:
+    """How many other packages differ, in words."""
+    names = [each.what.removeprefix(_PACKAGE) for each in others]
+    shown = ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
+    packages = "1 other package differs" if len(names) == 1 else f"{len(names):,} other packages differ"
+    return f"{packages} ({shown}); neither psrun nor the modules of the run import them by themselves"
+
+
+def same(then: Mapping[str, Any], now: Mapping[str, Any], imported: Sequence[str]) -> str:
+    """The versions of Python and of the `imported` packages that are the same in two environments, in words."""
+    before = recorded.environment(then)
+    here = recorded.environment(now)
+    differing = recorded.differing(before, here)
+    parts = []
+    for name in (_PYTHON, *(f"{_PACKAGE}{each}" for each in imported)):
+        if before.get(name) is not None and name not in differing:
+            parts.append(f"{name.removeprefix(_PACKAGE)} {before[name]}")
+    return ", ".join(parts) or "none"
 
 
 def of_code(folder: Path, code: Mapping[str, Any], tree: WorkTree, places: Sequence[Path]) -> list[Difference]:
@@ -107,7 +177,7 @@ def _identities(entries: Mapping[str, Mapping[str, Any] | None]) -> dict[str, An
 
 
 def table(title: str, differences: Sequence[Difference]) -> RenderableType:
-    """The differences, a row each; of very many, such as of packages, the first ones."""
+    """The differences, a row each; of very many the first ones."""
     if not differences:
         return Text(f"{title}: no difference")
     rows_of = _table(title, "what", "recorded", "here")

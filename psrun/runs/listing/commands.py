@@ -6,11 +6,11 @@ import argparse
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from rich.cells import cell_len
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.filesize import decimal
 from rich.status import Status
@@ -20,7 +20,7 @@ from psrun.results import run_state
 from psrun.results.run_state import GONE, existing, natural, require_readable
 from psrun.runs import states
 from psrun.runs.listing import entries
-from psrun.runs.listing.entries import Entry, SweepEntry
+from psrun.runs.listing.entries import Entry, Listing, SweepEntry
 from psrun.runs.report import rows
 from psrun.runs.report.commands import add_filters, joined
 from psrun.runs.report.output import to_stdout
@@ -28,8 +28,14 @@ from psrun.runs.report.rows import Row
 from psrun.runs.report.table import headings
 from psrun.runs.sweeps.sweep_state import counted
 
+# The beginnings of keys that say how a run was started, not what it trained.
+_NOT_COMPARED = ("sweep.", "hydra", *rows.NOT_COMPARED)
 _SPARE = ("where", "engine", "size", "age")  # the columns that a terminal hides first
 _RIGHT = ("age", "size")
+_DIFFERS = "differs"
+_MOST_DIFFERS = 40  # characters of what differs, on a terminal, before other columns are hidden for it
+_LEAST_DIFFERS = 12
+_MOST_VALUE = 20  # characters of one value among these
 _BETWEEN = "  "
 _AGES = ((86400 * 7, "w"), (86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 _GONE_SHOWN = 5  # that are resumed by a command below the list
@@ -78,12 +84,14 @@ class _Line:
     Attributes:
       row: as `entries.shown`.
       is_job: whether it is a job of a sweep above it.
+      differs: the overrides that not all of the other runs and sweeps, or jobs of its sweep, have.
       more: the values of other columns that conditions and the order name.
     """
 
     entry: Entry | SweepEntry
     row: Row
     is_job: bool
+    differs: Mapping[str, str]
     more: Row = field(default_factory=dict)
 
     @property
@@ -108,14 +116,38 @@ def _lines(roots: Sequence[Path], *, with_jobs: bool) -> list[_Line]:
                     status.update(f"reading {root}: {number} runs")
 
             listing = entries.below(root, on_read)
-        shown: list[tuple[Entry | SweepEntry, bool]] = [(each, False) for each in listing.runs]
-        shown += [(each, False) for each in listing.sweeps]
-        shown += [(job, True) for sweep in listing.sweeps for job in sweep.jobs if with_jobs]
-        for entry, is_job in shown:
-            name = entry.path[len(str(root)) + 1 :] or root.resolve().name
-            line = _Line(entry, entries.shown(entry.row, name, entry.path), is_job)
-            lines.setdefault(os.path.abspath(entry.path), line)
+        for line in _below(listing, root, with_jobs=with_jobs):
+            lines.setdefault(os.path.abspath(line.entry.path), line)
     return sorted(lines.values(), key=lambda line: natural(line.row["run"]))
+
+
+def _below(listing: Listing, root: Path, *, with_jobs: bool) -> Iterator[_Line]:
+    """The lines of the runs and sweeps below a root."""
+    alone: list[Entry | SweepEntry] = [*listing.runs, *listing.sweeps]
+    groups: list[tuple[Sequence[Entry | SweepEntry], bool]] = [(alone, False)]
+    if with_jobs:
+        groups += [(sweep.jobs, True) for sweep in listing.sweeps]
+    for together, are_jobs in groups:
+        for entry, differs in zip(together, _differing(together)):
+            name = entry.path[len(str(root)) + 1 :] or root.resolve().name
+            yield _Line(entry, entries.shown(entry.row, name, entry.path), are_jobs, differs)
+
+
+def _differing(together: Sequence[Entry | SweepEntry]) -> list[dict[str, str]]:
+    """Of the overrides of each run, those that not all have; without a model that its own column shows."""
+    common = set(together[0].overrides.items()) if together else set()
+    for entry in together:
+        common &= set(entry.overrides.items())
+    found = []
+    for entry in together:
+        differs = {}
+        for key, value in entry.overrides.items():
+            has_column = key == "model" and entry.row["model"] is not None
+            if (key, value) in common or has_column or key.startswith(_NOT_COMPARED):
+                continue
+            differs[key] = value
+        found.append(differs)
+    return found
 
 
 def _selected(lines: Sequence[_Line], where: Sequence[str], sort: Sequence[str]) -> list[_Line]:
@@ -134,27 +166,51 @@ def _record(line: _Line) -> Row:
     """A line as JSON has it."""
     named = {_IN_JSON.get(name, name): value for name, value in line.row.items()}
     more = {key: value for key, value in line.more.items() if key not in line.quick}
-    return {**named, **more}
+    return {**named, _DIFFERS: line.differs, **more}
 
 
 def _table(lines: Sequence[_Line], console: Console) -> str:
     """The lines as text; on a terminal without the columns for which there is no room."""
-    cells = [_cells(line) for line in lines]
+    short = headings([*dict.fromkeys(key for line in lines for key in line.differs)])
+    cells = [_cells(line, short) for line in lines]
     columns = [name for name in dict.fromkeys(key for each in cells for key in each) if any(map(_has(name), cells))]
     heads = headings(columns)
     widths = {name: max(cell_len(heads[name]), *(cell_len(each.get(name, "")) for each in cells)) for name in columns}
-    room = console.width if console.is_terminal else None
-    for name in _SPARE if room else ():
-        over = sum(widths.values()) + len(_BETWEEN) * (len(widths) - 1) - (room or 0)
-        if over <= 0:
-            break
-        widths.pop(name, None)
+    if console.is_terminal:
+        _fit(widths, console.width)
+        cells = [_cut(each, widths) for each in cells]
     head = _joined(heads, widths)
     body = [_joined(each, widths, styled=console.is_terminal) for each in cells]
     return (
         "\n".join([f"\x1b[1m{head}\x1b[0m" if console.is_terminal else head, *body, _summary(lines), *_gone(lines)])
         + "\n"
     )
+
+
+def _fit(widths: dict[str, int], room: int) -> None:
+    """Narrows or removes columns until all fit `room` characters, or none is left that may be removed."""
+
+    def over() -> int:
+        return sum(widths.values()) + len(_BETWEEN) * (len(widths) - 1) - room
+
+    if over() > 0 and _DIFFERS in widths:
+        widths[_DIFFERS] = min(widths[_DIFFERS], _MOST_DIFFERS)
+    for name in _SPARE:
+        if over() > 0:
+            widths.pop(name, None)
+    if over() > 0 and _DIFFERS in widths:
+        widths[_DIFFERS] = max(_LEAST_DIFFERS, widths[_DIFFERS] - over())
+    if over() > 0:
+        widths.pop(_DIFFERS, None)
+
+
+def _cut(cells: Mapping[str, str], widths: Mapping[str, int]) -> dict[str, str]:
+    """The cells, with what differs in as many characters as its column has."""
+    text = cells.get(_DIFFERS, "")
+    width = widths.get(_DIFFERS, 0)
+    if cell_len(text) > width > 0:
+        text = set_cell_size(text, width - 1).rstrip() + "…"
+    return {**cells, _DIFFERS: text}
 
 
 def _gone(lines: Sequence[_Line]) -> list[str]:
@@ -174,21 +230,44 @@ def _has(name: str) -> Callable[[Mapping[str, str]], bool]:
     return lambda cells: bool(cells.get(name))
 
 
-def _cells(line: _Line) -> dict[str, str]:
-    """The texts of a line by column, in the order of the columns."""
+def _cells(line: _Line, short: Mapping[str, str]) -> dict[str, str]:
+    """The texts of a line by column, in the order of the columns.
+
+    Args:
+      short: the names of keys that differ, as `headings` shortens them.
+    """
     row = line.row
-    metric = f"{row['metric']} {rows.shown(row['value'])}" if row["metric"] else ""
+    differs = [f"{short[key]}={_end(value)}" for key, value in line.differs.items()]
     return {
         "run": f"  {row['run']}" if line.is_job else row["run"],
         "name": row["name"] or "",
         "status": _status(row),
-        "metric": metric,
+        "metric": _metric(row),
         **{key: rows.shown(value) for key, value in line.more.items() if key not in line.row and key != row["metric"]},
+        "model": row["model"] or "",
+        _DIFFERS: " ".join(sorted(differs, key=len)),  # a terminal may cut the longest
         "age": age(row["age"]),
         "size": decimal(row["size"]),
         "engine": row["engine"] or "",
         "where": row["where"] or "",
     }
+
+
+def _end(value: str) -> str:
+    """A value, or the end of a long one, in which paths differ."""
+    if len(value) <= _MOST_VALUE:
+        return value
+    return f"…{value[1 - _MOST_VALUE :]}"
+
+
+def _metric(row: Row) -> str:
+    """The metric of a run with its value; 'best val_auc 0.97' if it is the one of the best checkpoint."""
+    name = row["metric"]
+    if not name:
+        return ""
+    of_checkpoint = row.get("best_checkpoint") or {}
+    title = f"best {name}" if of_checkpoint.get("metric") == name else name
+    return f"{title} {rows.shown(row['value'])}"
 
 
 def _status(row: Row) -> str:

@@ -17,19 +17,19 @@ from typing import Any
 import yaml
 
 from psrun import files
-from psrun.config import choices
+from psrun.config import choices, groups
 from psrun.results import run_folder, run_state
 from psrun.results.run_folder import CONFIG, flat
 from psrun.results.run_state import UNKNOWN, printable
 from psrun.runs.report import rows, runs
 from psrun.runs.report.rows import Row
 from psrun.runs.report.runs import LOADER, Run
-from psrun.runs.sweeps.sweep import DEFAULT_METRICS, RECORD, Job, Sweep
+from psrun.runs.sweeps.sweep import DEFAULT_METRICS, RECORD, Job, Sweep, best_of
 from psrun.runs.sweeps.sweep_state import SweepReader, SweepState, ranking_of
 
-# The parts of config.yaml, as psrun writes it, that say where a run is and by which metric it is judged.
-_SECTIONS = re.compile(r"^(?:cluster|sweep|early_stopping|reduce_lr):.*\n?(?:[ #].*\n?|\n)*", re.MULTILINE)
-_CHOSEN = ("sweep.metric", "early_stopping.metric", "reduce_lr.metric")  # keys that name the metric of a run
+# The parts of config.yaml, as psrun writes it, that say where a run is, its model, and by which metric it is judged.
+_SECTIONS = re.compile(r"^(?:cluster|model|sweep|early_stopping|reduce_lr):.*\n?(?:[ #].*\n?|\n)*", re.MULTILINE)
+_CHOSEN = ("early_stopping.metric", "reduce_lr.metric")  # further keys that name the metric of a run
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,12 @@ class Entry:
     Attributes:
       path: the folder.
       row: what the list shows, with `started_s` (a time as `time.time` gives it) in place of the age.
+      overrides: of its command line, by key.
     """
 
     path: str
     row: Row
+    overrides: Mapping[str, str]
 
     @cached_property
     def everything(self) -> Row:
@@ -57,11 +59,16 @@ class Entry:
 
 @dataclass(frozen=True)
 class SweepEntry:
-    """A sweep at one moment, with the entries of its jobs that have run folders."""
+    """A sweep at one moment, with the entries of its jobs that have run folders.
+
+    Attributes:
+      overrides: of its command line, by key; with several values where the jobs differ.
+    """
 
     path: str
     row: Row
     jobs: Sequence[Entry]
+    overrides: Mapping[str, str]
 
     @property
     def everything(self) -> Row:
@@ -129,15 +136,19 @@ def of_run(folder: str) -> Entry:
     state = run_state.look(path)
     run = Run(state, path.name, _config(path), problem="")
     metrics = rows.metrics(run)
-    metric = _metric(run, metrics)
+    best = best_of(run.result)
+    metric = _metric(run, metrics, best)
+    value = None if metric is None else metrics[metric]
+    if best and best["metric"] == metric:
+        value = best["value"]
     row: Row = {
-        "name": run.called, "status": state.outcome,
-        "metric": metric, "value": None if metric is None else metrics[metric], "metrics": metrics,
+        "name": run.called, "status": state.outcome, "model": rows.choices(run.config).get("model"),
+        "metric": metric, "value": value, "metrics": metrics, "best_checkpoint": best,
         "started_s": files.as_number(run.result.get("started_s")) or state.written_s or files.changed_s(run.path),
         "size": size_bytes(folder), "engine": _engine(run), "where": _where(run),
         "written_s": state.written_s,
     }  # fmt: skip
-    return Entry(folder, row)
+    return Entry(folder, row, run.overrides)
 
 
 def _config(path: Path) -> Mapping[str, Any]:
@@ -165,8 +176,9 @@ def of_sweep(folder: str, inside: Sequence[Entry]) -> SweepEntry:
     own_bytes = sum(map(_blocks_bytes, own))
     row: Row = {
         "name": run_folder.read_name(path), "status": state.status or UNKNOWN, "jobs": dict(state.counts),
+        "model": _shared(inside, "model"),
         "metric": state.metric if best else None,
-        "value": best.metrics[str(state.metric)] if best else None,
+        "value": state.value(best) if best else None,
         "best": None if best is None else best.folder,
         "started_s": sweep.started_s or files.changed_s(path),
         "size": own_bytes + sum(entry.row["size"] for entry in inside),
@@ -179,7 +191,8 @@ def of_sweep(folder: str, inside: Sequence[Entry]) -> SweepEntry:
         replace(entry, row={**entry.row, "status": not_started.get(entry.path, entry.row["status"])})
         for entry in inside
     ]
-    return SweepEntry(folder, row, jobs)
+    _, overrides = groups.split_arguments(sweep.arguments)
+    return SweepEntry(folder, row, jobs, runs.by_key(overrides))
 
 
 def size_bytes(folder: str) -> int:
@@ -212,10 +225,18 @@ def _blocks_bytes(entry: os.DirEntry[str]) -> int:
         return 0
 
 
-def _metric(run: Run, metrics: Mapping[str, float | None]) -> str | None:
-    """The metric that the run is about: the one that it names, else val_loss or loss, else the first."""
-    names = [*(str(run.config.get(key)) for key in _CHOSEN), *DEFAULT_METRICS, *metrics]
-    return next((name for name in names if metrics.get(name) is not None), None)
+def _metric(run: Run, metrics: Mapping[str, float | None], best: Mapping[str, Any]) -> str | None:
+    """The metric that the run is about: the one that it names, else val_loss or loss, else the first.
+
+    Args:
+      best: the evaluation of its best checkpoint.
+    """
+    names = [run.config.get("sweep.metric"), best.get("metric")]
+    names += [run.config.get(key) for key in _CHOSEN]
+    for name in (*names, *DEFAULT_METRICS, *metrics):
+        if metrics.get(str(name)) is not None:
+            return str(name)
+    return None
 
 
 def _engine(run: Run) -> str | None:
@@ -242,7 +263,17 @@ def _ended(sweep: Sweep, folder: str, inside: Sequence[Entry]) -> SweepState:
 def _job(job: Job, entry: Entry | None) -> Job:
     if entry is None or not run_state.result_changed_s(Path(entry.path)):  # it has not started
         return Job(job.number, job.overrides, job.folder)
-    return Job(job.number, job.overrides, job.folder, status=entry.row["status"], metrics=entry.row["metrics"])
+    row = entry.row
+    best = row["best_checkpoint"]
+    return Job(job.number, job.overrides, job.folder, status=row["status"], metrics=row["metrics"], best=best)
+
+
+def _shared(entries: Sequence[Entry], column: str) -> str | None:
+    """The value of all entries; None if they have several, or none."""
+    values = {entry.row[column] for entry in entries}
+    if len(values) != 1:
+        return None
+    return values.pop()
 
 
 def _common(entries: Sequence[Entry], column: str) -> str | None:

@@ -156,10 +156,14 @@ class _Report:
             metrics, measured = ([n for n in names if self._has_values(n)] for names in (self.metrics, rows.MEASURED))
             columns = ["run", "status", *metrics, *self.axes, *measured, *self._name]
         records, columns = self.folded(columns, fold)
+        if not self._sort:
+            records = self.ranking.ordered(records)
         visible = columns
         if console.is_terminal and not chosen:
             visible = table.fitting(records, columns, self._spare(columns), console.width)
         lines = [table.summary(self.runs, records)]
+        if self.ranking.differs:
+            lines.append(f"not ranked: the runs were evaluated on different rows ({self.ranking.differs})")
         if hidden := [column for column in columns if column not in visible]:
             lines.append(f"hidden columns: {', '.join(hidden)} (choose columns with --columns; --csv writes all)")
         return output.on_paper(console, records, visible, [*lines, *table.errors(self.runs)])
@@ -173,7 +177,7 @@ class _Report:
         overridden = {key for run in self.runs for key in run.overrides}
         explicit = [key for key in self.axes if key in overridden]
         implied = [key for key in self.axes if key not in overridden]
-        evaluated = [name for name in self.metrics if name.startswith("val_")]
+        evaluated = [name for name in self.metrics if name.startswith(("val_", rows.BEST))]
         trained = [name for name in self.metrics if name not in evaluated]
         essential = (evaluated or trained)[:2]
         if self.ranking.metric and self.ranking.metric not in essential:

@@ -122,7 +122,7 @@ def _named(run: Run) -> dict[str, Any]:
     chosen = rows.choices(run.config)
     types = {f"{group}.{kind}" for group in chosen for kind in ("kind", "_target_")}
     skipped = {*types, *rows.NOT_COMPARED, *(key for key in run.config if key.startswith("sweep."))}
-    kept = {key: value for key, value in run.config.items() if key not in skipped}
+    kept = {key: value for key, value in run.used.items() if key not in skipped}
     experiment = {key: value for key, value in run.overrides.items() if key == "experiment"}
     return {**experiment, **chosen, **kept}
 

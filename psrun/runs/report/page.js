@@ -70,13 +70,13 @@ function choices() {
   byId("color").onchange = (event) => { state.color = event.target.value; update(); };
   const names = unique(DATA.runs.flatMap((run) => Object.keys(run.curves)).map((name) => name.replace(/^val_/, "")));
   byId("metric").replaceChildren(...names.map((value) => el("option", { value }, value)));
-  const ranked = DATA.ranking.metric?.replace(/^val_/, "");
+  const ranked = DATA.ranking.metric?.replace(/^(best_)?val_/, "");
   // The loss has its own chart.
   state.metric = [ranked, ...names].find((name) => names.includes(name) && name !== "loss") ?? "loss";
   byId("metric").value = state.metric;
   byId("metric").onchange = (event) => {
     state.metric = event.target.value;
-    state.rank = DATA.metrics.includes(`val_${state.metric}`) ? `val_${state.metric}` : state.metric;
+    state.rank = [`best_val_${state.metric}`, `val_${state.metric}`].find((name) => DATA.metrics.includes(name)) ?? state.metric;
     update();
   };
   byId("metric").parentElement.hidden = !names.length;
@@ -111,16 +111,24 @@ const nameOf = (run) => el("span", { title: label(run) }, `(run ${run.name})`);
 
 const best = (runs, get, lower) => runs.reduce((a, b) => ((lower ? get(b) < get(a) : get(b) > get(a)) ? b : a));
 
+/** What says that runs were evaluated on different rows, so that no metric of an evaluation compares them. */
+function otherRows(runs) {
+  const names = unique(runs.flatMap((run) => Object.keys(run.held_out)));
+  return names.filter((name) => unique(runs.map((run) => run.held_out[name]).filter(known)).length > 1);
+}
+
 function tiles(runs) {
   const count = [...grouped(runs, (run) => run.status)].map(([status, those]) => `${those.length} ${status}`);
   const made = [card("runs", `${runs.length} of ${DATA.runs.length}`, el("span", {}, count.join(", ")))];
-  const evaluated = DATA.metrics.filter((name) => name.startsWith("val_"));
+  const evaluated = DATA.metrics.filter((name) => /^(best_)?val_/.test(name) && !DATA.metrics.includes(`best_${name}`));
   for (const name of unique([DATA.ranking.metric, ...evaluated]).filter((each) => DATA.metrics.includes(each)).slice(0, 2)) {
     const measured = runs.filter((run) => known(run.metrics[name]));
     if (!measured.length) continue;
     const lower = name === DATA.ranking.metric ? DATA.ranking.mode === "min" : DATA.lower.includes(name);
     const winner = best(measured, (run) => run.metrics[name], lower);
-    made.push(card(`best ${name}`, shown(winner.metrics[name]), nameOf(winner)));
+    const other = otherRows(measured);
+    const note = other.length ? el("em", {}, `other held-out rows: ${other.join(", ")}`) : "";
+    made.push(card(`best ${name.replace(/^best_/, "")}`, shown(winner.metrics[name]), el("span", {}, nameOf(winner), " ", note)));
   }
   const measured = runs.filter((run) => run.examples_per_s);
   if (measured.length) {

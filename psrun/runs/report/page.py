@@ -20,7 +20,7 @@ from psrun.files import as_mapping, as_mappings, as_number
 from psrun.results.events import Event
 from psrun.runs import states
 from psrun.runs.report import comparison, rows
-from psrun.runs.report.ranking import Ranking
+from psrun.runs.report.ranking import Ranking, held_out
 from psrun.runs.report.runs import Run, events
 from psrun.runs.report.table import headings
 from psrun.runs.sweeps import sweep
@@ -63,7 +63,7 @@ def render(
 
 
 def _data(runs: Sequence[Run], axes: Sequence[str], named: Sequence[str]) -> Values:
-    configs = [run.config for run in runs if run.config]
+    configs = [run.used for run in runs if run.config]
     first = configs[0] if configs else {}
     common = {k: value for k, value in first.items() if all(k in each and each[k] == value for each in configs)}
     versions = {str(as_mapping(run.result.get("versions")).get("psrun")) for run in runs}
@@ -127,7 +127,8 @@ def _run(run: Run, group: int, axes: Mapping[str, str], common: Mapping[str, Any
         "system": _system(happened),
         "marks": [_mark(event) for event in happened if event.kind in _MARKS],
         "recovered": as_mappings(run.result.get("recoveries")),
-        "diff": {key: rows.shown(value) or "null" for key, value in run.config.items() if key not in common},
+        "held_out": held_out(run),
+        "diff": {key: rows.shown(value) or "null" for key, value in run.used.items() if key not in common},
     }
 
 

@@ -20,8 +20,10 @@ from psrun.results.run_folder import flat
 from psrun.results.run_state import natural, printable
 from psrun.runs.report.runs import Run
 from psrun.runs.report.spread import Spread
+from psrun.runs.sweeps.sweep import best_of
 
 SEED = "seed"
+BEST = "best_"  # before the name of the metric by which checkpoints are compared
 FOLDED = "seeds"
 MEASURED = ("steps", "steps_per_s", "examples_per_s", "wall_s", "recoveries")
 _LONGEST_LIST = 40  # characters of values that are shown
@@ -60,7 +62,7 @@ def row(run: Run) -> Row:
     return {
         **results, **{name: each for name, each in stale.items() if as_number(each) is not None},
         **{f"steps.{name}": value for name, value in steps.items()},
-        **experiment, **run.config, **mappings(run.config), **choices(run.config),
+        **experiment, **run.used, **mappings(run.used), **choices(run.config),
         **called,
         "run": run.name, "folder": printable(run.path), "status": run.state.outcome, **metrics(run),
         "steps": as_number(steps.get("applied")), **{name: as_number(run.result.get(name)) for name in MEASURED[1:4]},
@@ -69,15 +71,25 @@ def row(run: Run) -> Row:
 
 
 def metrics(run: Run) -> dict[str, float | None]:
-    """The final metrics, those of evaluations first."""
-    values = {name: as_number(value) for name, value in as_mapping(run.result.get("metrics")).items()}
-    return dict(sorted(values.items(), key=lambda metric: not metric[0].startswith("val_")))
+    """The final metrics, those of evaluations first; before them the metric of the best checkpoint, as best_METRIC."""
+    values: dict[str, float | None] = {}
+    best = best_of(run.result)
+    if best:
+        values[f"{BEST}{best['metric']}"] = as_number(best["value"])
+    for name, value in as_mapping(run.result.get("metrics")).items():
+        values[name] = as_number(value)
+    return {name: values[name] for name in sorted(values, key=_importance)}
 
 
 def metric_names(runs: Sequence[Run]) -> list[str]:
-    """The metrics that any of the runs has, those of evaluations first."""
-    names = dict.fromkeys(name for run in runs for name in metrics(run))
-    return sorted(names, key=lambda name: not name.startswith("val_"))
+    """The metrics that any of the runs has, in the order of `metrics`."""
+    return sorted(dict.fromkeys(name for run in runs for name in metrics(run)), key=_importance)
+
+
+def _importance(metric: str) -> int:
+    if metric.startswith(BEST):
+        return 0
+    return 1 if metric.startswith("val_") else 2
 
 
 def choices(config: Mapping[str, Any]) -> dict[str, str]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from psrun.config.schema import AUTO
 from psrun.errors import ConfigError
 from psrun.files import as_mapping, load_mapping
 from psrun.results import run_folder, run_state
@@ -21,6 +22,7 @@ from psrun.results.run_state import LEVELS, QUIET_S, RunState, below, existing, 
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the one in C is twenty times as fast
 
+_RATE = "optimizer.learning_rate"
 _RESULTS = ("epoch", "evaluation", "staleness")
 
 
@@ -60,10 +62,21 @@ class Run:
         message = f"{error.get('type', 'error')}: {error.get('message', '')}" if error else self.problem
         return re.sub(r"\s+", " ", message).strip()
 
+    @cached_property
+    def used(self) -> Mapping[str, Any]:
+        """The configuration with the learning rate that was used in place of `auto`, as far as the run recorded it."""
+        chosen = as_mapping(self.result.get("chosen"))
+        rate = chosen.get("learning_rate")
+        if self.config.get(_RATE) != AUTO or rate is None:
+            return self.config
+        if chosen.get("learning_rate_falls"):
+            rate = f"{rate:g} falling to 0"
+        return {**self.config, _RATE: rate}
+
     @property
     def overrides(self) -> dict[str, str]:
         """The overrides of the command line, by key."""
-        return _by_key(self.state.overrides)
+        return by_key(self.state.overrides)
 
 
 def find(folders: Sequence[Path]) -> list[Run]:
@@ -122,7 +135,7 @@ def read(path: Path, name: str) -> Run:
     if state.status == "running" and state.quiet_s > QUIET_S and not state.gone:
         problems.append(f"has the status running, but wrote nothing for {state.quiet_s / 3600:.1f} h")
     values = flat(_with_guess(config, state.result)) or {
-        key: _value(text) for key, text in _by_key(state.overrides).items()
+        key: _value(text) for key, text in by_key(state.overrides).items()
     }
     return Run(state, name, values, "; ".join(filter(None, problems)))
 
@@ -142,7 +155,8 @@ def _options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in options.items() if (key, value) != ("column", name)}
 
 
-def _by_key(overrides: Sequence[str]) -> dict[str, str]:
+def by_key(overrides: Sequence[str]) -> dict[str, str]:
+    """The values of overrides of a command line, by key."""
     pairs = [each.partition("=") for each in overrides]
     return {key.lstrip("+~").partition("@")[0]: value for key, _, value in pairs}
 

@@ -231,8 +231,13 @@ class SearchLoop:
         jobs = ", ".join(str(job.number) for job in self._jobs(best))
         replicates = len(self._space.replicates)
         mean = f", the mean of {replicates} seeds" if replicates > 1 else ""
-        what = " ".join(self._proposals.overrides(best))
-        self._running.conclude(f"best configuration: {what}  ({sweep.metric} {means[best]:.5g}{mean}; job {jobs})")
+        configuration = self._proposals.overrides(best)
+        what = " ".join(configuration)
+        text = f"best configuration: {what}  ({sweep.metric} {means[best]:.5g}{mean}; job {jobs})"
+        winner = [*self._space.fixed, *configuration]
+        if replicates == 1:
+            winner = self._space.job(configuration, 0)
+        self._running.conclude(text, winner)
 
     # -- jobs
 

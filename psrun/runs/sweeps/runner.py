@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -16,7 +17,7 @@ from typing import Any
 from rich.console import Console
 
 from psrun import files, process
-from psrun.config import choices, parse, schema
+from psrun.config import choices, groups, parse, schema
 from psrun.config.groups import key_of
 from psrun.config.run_config import RunConfig, SweepKeys
 from psrun.errors import ConfigError, ExitCode, Interrupted, Problem, SweepError
@@ -26,6 +27,7 @@ from psrun.results.console import wide_unless_terminal
 from psrun.results.run_folder import PRUNED, SEARCH_STATES, RunFolder, write_config
 from psrun.runs.sweeps import jobs
 from psrun.runs.sweeps.sweep import END, KILL, RECORD, Job, Sweep, cannot_be_written, distinguishing
+from psrun.runs.sweeps.sweep_state import SweepState
 from psrun.runs.watch.sweep import SweepMonitor
 from psrun.tf_internals import modules
 
@@ -33,6 +35,8 @@ _WITHIN_S = 40.0  # a run saves and exits within 25 s, and the remaining tasks o
 _KILLED_WITHIN_S = 3.0
 _SAYS_AFTER_S = 3.0
 _LOOKS_EVERY_S = 0.1
+_SEED = "seed"
+_OF_THE_SWEEP = ("sweep.", "hydra", "run.name")  # the beginnings of keys that a run of its own does not take over
 
 
 @dataclass(frozen=True)
@@ -111,6 +115,7 @@ class SweepRunner:
         self._forked = set[Path]()  # folders of jobs whose process imports TensorFlow
         self._shown = False
         self._conclusion = ""
+        self._winner: Sequence[str] | None = None  # the arguments of a run with the best configuration
         self._undo: Callable[[], None] = lambda: None
         self.plans = False
         self.resources = contextlib.ExitStack()
@@ -311,9 +316,14 @@ class SweepRunner:
 
     # -- end
 
-    def conclude(self, text: str) -> None:
-        """Prints a line below the results of the jobs."""
+    def conclude(self, text: str, winner: Sequence[str]) -> None:
+        """Prints a line below the results of the jobs, and the command of a run with the best configuration.
+
+        Args:
+          winner: the arguments of that run.
+        """
         self._conclusion = text
+        self._winner = winner
 
     def abandon(self) -> None:
         """Ends a sweep that cannot start or continue."""
@@ -340,11 +350,12 @@ class SweepRunner:
           SweepError: the folder of the sweep cannot be written.
         """
         sweep = self.sweep
+        state = None
         if self.plans:
             self._monitor.update()
         else:
             self._monitor.stop()
-            self._monitor.result()
+            state = self._monitor.result()
         if self._conclusion:
             self._print(self._conclusion)
         final = ("completed", PRUNED)
@@ -359,7 +370,25 @@ class SweepRunner:
             self._show_plans()
         else:
             self._require_metric(is_over=True)
+        if succeeded and state is not None:
+            self._show_next_command(state)
         return ExitCode.USAGE if codes == {ExitCode.USAGE} else ExitCode.FAILED if codes else ExitCode.DONE
+
+    def _show_next_command(self, state: SweepState) -> None:
+        """Prints how to train the best configuration again, or to see the spread of a sweep over seeds alone."""
+        best = state.best
+        if best is None:
+            return
+        if {key_of(each) for each in best.apart.split()} <= {_SEED}:
+            folder = shlex.quote(run_state.shown_path(self.sweep.path))
+            self._print(f"to see the spread: psrun report {folder}")
+            return
+        options, _ = groups.split_arguments(groups.arguments_of_the_configuration(self._arguments))
+        chosen = []
+        for each in self._winner or best.overrides:
+            if not key_of(each).startswith(_OF_THE_SWEEP):
+                chosen.append(each)
+        self._print(f"to train the best again: {shlex.join(['psrun', *options, *chosen])}")
 
     def _show_plans(self) -> None:
         """Shows the plans; removes their folder unless the command line names it."""

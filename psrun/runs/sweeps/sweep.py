@@ -52,6 +52,7 @@ class Job:
       apart: the overrides that not all jobs have.
       progress: of the training; None while nothing is known.
       metrics: the newest value of each.
+      best: the evaluation of its best checkpoint, as `best_of` returns it.
       written_s: when anything of it was last written, as of `time.time`; 0 if nothing was.
     """
 
@@ -68,6 +69,7 @@ class Job:
     apart: str = ""
     progress: Progress | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
+    best: Mapping[str, Any] = field(default_factory=dict)
     written_s: float = 0.0
 
     @property
@@ -204,7 +206,7 @@ class Sweep:
             for job in jobs:
                 if job.number is None or job.status == self.jobs[job.number].status:
                     continue
-                metric = self.measured(job.metrics) if job.status == "completed" else None
+                metric = self.measured(job.metrics, job.best) if job.status == "completed" else None
                 now = replace(job, metric=metric, rungs=self.jobs[job.number].rungs)
                 if job.status not in RECORDED_ENDS:  # the run may still change them
                     now = replace(now, wall_s=None, exit_code=None, error=None)
@@ -219,15 +221,21 @@ class Sweep:
         self.metric = metric
         self.mode = mode
         for number, job in self.jobs.items():
-            metrics = RunFolder(self.folder(job)).stored().get("metrics") or {}
-            value = self.measured(metrics) if job.status == "completed" else None
+            result = RunFolder(self.folder(job)).stored()
+            metrics = result.get("metrics") or {}
+            value = self.measured(metrics, best_of(result)) if job.status == "completed" else None
             self.jobs[number] = replace(job, metric=value)
 
-    def measured(self, metrics: Mapping[str, Any]) -> float | None:
-        """The value that ranks a job with these metrics; None if it has none."""
-        name = self.metric or default_metric(metrics)
-        value = metrics.get(name) if name else None
-        return float(value) if value is not None else None
+    def measured(self, metrics: Mapping[str, Any], best: Mapping[str, Any]) -> float | None:
+        """The value that ranks a job with these metrics and this `best_of`; None if it has none."""
+        if self.metric is not None:
+            return ranking_value(metrics, best, self.metric, self.mode)
+        if best:
+            return float(best["value"])
+        name = default_metric(metrics)
+        if name is None:
+            return None
+        return ranking_value(metrics, best, name, mode_of(name))
 
     def reached(self, number: int, epoch: int, value: float) -> None:
         """Records the metric of a job at the epoch after which it paused. Raises SweepError."""
@@ -262,8 +270,9 @@ class Sweep:
         """The value that ranks the job in `folder`; None if it has neither completed nor paused."""
         run = RunFolder(folder)
         result = run.stored()
-        has_one = result.get("status") == "completed" or run.is_paused
-        return self.measured(result.get("metrics") or {}) if has_one else None
+        if result.get("status") != "completed" and not run.is_paused:
+            return None
+        return self.measured(result.get("metrics") or {}, best_of(result))
 
     def discard(self) -> None:
         """Removes the record of a sweep of which nothing has run."""
@@ -336,6 +345,45 @@ def default_metric(names: Iterable[str]) -> str | None:
     """The one of these metrics that ranks runs if none is named; None if there is none."""
     known = set(names)
     return next((name for name in DEFAULT_METRICS if name in known), None)
+
+
+def best_of(result: Mapping[str, Any]) -> dict[str, Any]:
+    """The evaluation of the best checkpoint in a run.json: `step`, `metric`, `mode`, `value`; empty without one."""
+    best = files.as_mapping(result.get("best_checkpoint"))
+    if files.as_number(best.get("value")) is None or not isinstance(best.get("metric"), str):
+        return {}
+    return dict(best)
+
+
+def ranking_value(metrics: Mapping[str, Any], best: Mapping[str, Any], metric: str, mode: str | None) -> float | None:
+    """The value of a metric that ranks a run; None if it has none.
+
+    It is the value of the best checkpoint if checkpoints are compared by this metric, else the newest one.
+
+    Args:
+      metrics: the newest value of each; best: as `best_of` returns it.
+    """
+    if best and (best["metric"], best.get("mode")) == (metric, mode):
+        return float(best["value"])
+    value = metrics.get(metric)
+    if value is None:
+        return None
+    return float(value)
+
+
+def common_best(found: Iterable[Mapping[str, Any]]) -> tuple[str, str] | None:
+    """The metric and the mode by which all runs compare their checkpoints; None if not all do, or by several.
+
+    Args:
+      found: the `best_of` of each run.
+    """
+    compared = {(best.get("metric"), best.get("mode")) for best in found}
+    if len(compared) != 1:
+        return None
+    metric, mode = compared.pop()
+    if metric is None or mode is None:
+        return None
+    return metric, mode
 
 
 def mode_of(metric: str) -> str:

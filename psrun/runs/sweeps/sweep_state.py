@@ -22,13 +22,17 @@ from psrun.runs.sweeps.sweep import (
     RECORDED_ENDS,
     Job,
     Sweep,
+    best_of,
+    common_best,
     default_metric,
     distinguishing,
     final_statuses,
     mode_of,
+    ranking_value,
 )
 
 BETWEEN_JOBS_S = 15.0  # without sweep.json, another job may start within this time
+_WHOLE, _ENDED_EARLY, _UNRANKED = range(3)  # jobs in the order of their ranks
 
 
 @dataclass(frozen=True)
@@ -49,16 +53,42 @@ class SweepState:
 
     @property
     def best(self) -> Job | None:
-        """The best job that has not failed; it may still run. None if no job has the metric.
+        """The best job that has not failed; it may still run. None if no job has the metric."""
+        first = next(iter(self.ranked), None)
+        if first is None or self._rank(first)[0] == _UNRANKED:
+            return None
+        return first
 
-        Paused and pruned jobs were trained for fewer epochs, and count only while there are no others.
+    @property
+    def ranked(self) -> list[Job]:
+        """All jobs, the best one first.
+
+        Paused and pruned jobs were trained for fewer epochs, and come after the others. Jobs that failed, or do not
+        have the metric, are the last.
         """
-        name = self.metric or ""
-        ranked = [job for job in self.jobs if name in job.metrics and job.status not in ("failed", GONE)]
-        whole = [job for job in ranked if job.status not in SEARCH_STATES]
-        ranked = whole or ranked
-        best = max if self.mode == "max" else min
-        return best(ranked, key=lambda job: job.metrics[name], default=None)
+        return sorted(self.jobs, key=self._rank)
+
+    def _rank(self, job: Job) -> tuple[int, float]:
+        value = self.value(job)
+        if value is None or job.status in ("failed", GONE):
+            return _UNRANKED, 0.0
+        group = _ENDED_EARLY if job.status in SEARCH_STATES else _WHOLE
+        return group, -value if self.mode == "max" else value
+
+    def value(self, job: Job) -> float | None:
+        """The value that ranks a job; None if it has none."""
+        if self.metric is None:
+            return None
+        return ranking_value(job.metrics, job.best, self.metric, self.mode)
+
+    @property
+    def title(self) -> str:
+        """What the values are that rank the jobs: 'val_auc', or 'best val_auc' of the checkpoints of each job."""
+        name = self.metric or "metric"
+        compared = (self.metric, self.mode)
+        if any((job.best.get("metric"), job.best.get("mode")) == compared for job in self.jobs):
+            return f"best {name}"
+        return name
 
     @property
     def counts(self) -> Counter[str]:
@@ -79,7 +109,10 @@ class SweepState:
         """The metric that ranks the jobs, as far as the job has it; without one the first metric of the job."""
         if self.metric is None:
             return dict(list(job.metrics.items())[:1])
-        return {name: value for name, value in job.metrics.items() if name == self.metric}
+        value = self.value(job)
+        if value is None:
+            return {}
+        return {self.metric: value}
 
 
 def counted(counts: Mapping[str, int]) -> str:
@@ -193,8 +226,14 @@ def ranking_of(
 ) -> tuple[str | None, str]:
     """Metric and mode that rank the jobs, see `SweepReader`."""
     of_sweep = sweep.metric if sweep else None
-    metric = metric or of_sweep or default_metric(name for job in jobs for name in job.metrics)
-    recorded = sweep.mode if sweep and metric == of_sweep else None
+    recorded = sweep.mode if sweep and (metric or of_sweep) == of_sweep else None
+    metric = metric or of_sweep
+    if metric is None:
+        # A job that still runs has no checkpoint at first.
+        compared = common_best(job.best for job in jobs if job.best or (job.is_over and job.metrics))
+        if compared is not None:
+            return compared[0], mode or compared[1]
+        metric = default_metric(name for job in jobs for name in job.metrics)
     return metric, mode or recorded or mode_of(str(metric))
 
 
@@ -209,6 +248,7 @@ def _of_run(now: run_state.RunState, job: Job, metrics: Mapping[str, float]) -> 
         doing=now.doing if status == now.status else status,
         progress=now.progress,
         metrics={**metrics, **now.metrics},
+        best=best_of(now.result),
         written_s=now.written_s or files.changed_s(now.path),
         wall_s=files.as_number(now.result.get("wall_s")),
         exit_code=exit_code if isinstance(exit_code, int) else None,

@@ -115,7 +115,7 @@ class SweepMonitor:
         self._sweep = sweep
         self._console = console
         self._screen = SweepScreen(console)
-        self._reader = SweepReader(sweep.path, metric=sweep.metric, mode=sweep.mode or "min", sweep=sweep)
+        self._reader = SweepReader(sweep.path, metric=sweep.metric, mode=sweep.mode, sweep=sweep)
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._warned = False
@@ -147,10 +147,13 @@ class SweepMonitor:
         with self._lock:
             self._updated()
 
-    def result(self) -> None:
-        """Prints the table of all jobs."""
-        if self._sweep.jobs:
-            self._screen.result(self._reader.look())
+    def result(self) -> SweepState | None:
+        """Prints the table of all jobs, and returns their state; None without a job."""
+        if not self._sweep.jobs:
+            return None
+        state = self._reader.look()
+        self._screen.result(state)
+        return state
 
     def _watch(self) -> None:
         while not self._ended.wait(EVERY_S):
@@ -196,7 +199,7 @@ def summary(state: SweepState) -> Text:
     if best is None or name is None:
         return Text(f"{many}: {counts}" + (f"; none has {name} yet" if name else ""))
     so_far = "" if all(job.is_over for job in state.jobs) else " so far"
-    text = f"{many}: {counts}; best{so_far}: {name} {best.metrics[name]:.4g}, job {best.folder}  {best.apart}"
+    text = f"{many}: {counts}; best{so_far}: {name} {state.value(best):.4g}, job {best.folder}  {best.apart}"
     return Text(text.rstrip())
 
 
@@ -208,12 +211,15 @@ def _line(state: SweepState, job: Job) -> Text:
 
 
 def _result(state: SweepState) -> Table:
+    """One row per job, the best one first."""
     errors = ["error"] if any(job.error for job in state.jobs) else []
-    name = state.metric or "metric"
     best = state.best
-    table = _table("job", "overrides", "status", name, "seconds", *errors)
-    for job in state.jobs:
-        value = f"{job.metrics[name]:.4g}" + (" best" if job is best else "") if name in job.metrics else ""
+    table = _table("job", "overrides", "status", state.title, "seconds", *errors)
+    for job in state.ranked:
+        measured = state.value(job)
+        value = "" if measured is None else f"{measured:.4g}"
+        if job is best:
+            value += " best"
         seconds = "" if job.wall_s is None else f"{job.wall_s:.1f}"
         status = _styled(job.status, job.status)
         error = [Text(job.error or "")] if errors else []

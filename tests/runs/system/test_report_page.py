@@ -162,6 +162,32 @@ def test_the_page_of_a_sweep(opened, tmp_path):
     assert ordered == ["-3", "1e-05", "0.003", "0.01", "30", "12,000", "", "fixed_2", "fixed_10"]
 
 
+def test_cards_and_the_legend_say_what_was_compared_and_used(opened, tmp_path):
+    """A best run by its best checkpoint, and that others were evaluated on other rows; a rate in place of auto."""
+    optimizer = {"_target_": "tf_keras.optimizers.Adagrad"}
+    best = {"step": 100, "metric": "val_auc", "mode": "max"}
+    for name, rate, fraction, auc in (("a", "auto", 0.1, 0.95), ("b", 0.3, 0.3, 0.9), ("c", 0.1, 0.3, 0.8)):
+        a_run(
+            tmp_path / "runs" / name,
+            config={"optimizer": {**optimizer, "learning_rate": rate}},
+            overrides=[f"optimizer.learning_rate={rate}"],
+            chosen={"learning_rate": 0.003, "learning_rate_falls": True} if rate == "auto" else None,
+            data={"split": {"spec": {"by": "rows", "fraction": fraction}}},
+            best_checkpoint={**best, "value": auc},
+        )
+    page = opened(tmp_path / "runs")
+
+    def cards() -> list[str]:
+        return [" ".join(text.split()) for text in page.locator("#tiles .tile").all_inner_texts()]
+
+    assert cards()[1] == "best val_auc 0.95 (run a) other held-out rows: data.split.fraction"
+    assert texts(page, "#legend li") == ["0.003 falling to 0", "0.3", "0.1"]
+    assert "optimizer.learning_rate=0.003 falling to 0" in page.locator("#diffs").inner_text()
+    for rate in ("0.3", "0.1"):
+        select(page, "optimizer.learning_rate", rate)
+    assert cards()[1] == "best val_auc 0.9 (run b)"
+
+
 def test_examples_count_all_batches_of_an_update_also_after_a_resume_in_another_mode(opened, tmp_path):
     folder = a_run(tmp_path / "run")
     resumed = {"event": "epoch", "step": 300, "wall_s": 16.0, "epoch": 3, "metrics": {"auc": 0.5}, "seconds": 2.0,

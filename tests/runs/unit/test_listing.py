@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 from recorded_runs import a_recorded_sweep, a_run
+from rich.console import Console
 from support import environment
 
 from psrun.results import run_folder
-from psrun.runs.listing import entries
+from psrun.runs.listing import commands, entries
 from psrun.runs.listing.commands import age
 from psrun.runs.listing.commands import main as list_runs
 from psrun.runs.report.commands import main as report
@@ -142,6 +143,45 @@ def test_the_metric_is_the_one_that_the_configuration_names(tmp_path, capfd):
         (a_run(tmp_path / name) / "config.yaml").write_text(text)
     for row in listed(capfd, str(tmp_path)):
         assert (row["metric"], row["engine"], row["where"]) == ("val_auc", "ray", "a:1")
+
+
+def test_the_model_and_what_differs(runs, capfd):
+    """Of the overrides, also of a sweep; of jobs, among the jobs of their sweep."""
+    rows = {row["run"]: row for row in listed(capfd, "--jobs")}
+    assert {row["model"] for row in rows.values()} == {"embedding"}
+    workers, seed = "cluster.num_workers", "seed"
+    both = {"partitioner": "none"}  # the sweep has no such override
+    assert rows["A"]["differs"] == {workers: "1", **both, seed: "1"}
+    assert rows["S"]["differs"] == {seed: "1,2,3"}
+    assert [rows[f"S/{number}"]["differs"] for number in (0, 1)] == [{workers: "2", **both, seed: s} for s in "01"]
+    shutil.rmtree(runs / "S")
+    list_runs([])
+    lines = [line.split() for line in capfd.readouterr().out.splitlines()]
+    assert lines[0][3:5] == ["model", "differs"]
+    assert [line[4:6] for line in lines[1:4]] == [["embedding", f"num_workers={number}"] for number in (1, 2, 3)]
+
+
+def test_what_differs_is_cut_to_the_width_of_a_terminal(tmp_path, monkeypatch, capfd):
+    """The longest value last, and of a path its end."""
+    for name in "ab":
+        overrides = ["data=table", f"data.path=/a/long/path/to/some/{name}.csv", f"model.x={name}"]
+        a_run(tmp_path / name, overrides=overrides)
+    console = Console(force_terminal=True, width=62, color_system=None)
+    monkeypatch.setattr(commands, "Console", lambda **options: console)
+    list_runs([str(tmp_path)])
+    plain = re.sub(r"\x1b\[[\d;]*m", "", capfd.readouterr().out)
+    lines = [line for line in plain.splitlines() if line.startswith(("a ", "b "))]
+    assert [line.partition("  x=")[2] for line in lines] == ["a path=…/path/to/s…", "b path=…/path/to/s…"]
+    assert max(map(len, lines)) <= 62
+
+
+def test_the_metric_of_a_run_with_a_best_checkpoint_is_the_one_of_that_checkpoint(tmp_path, capfd):
+    best = {"step": 100, "metric": "val_auc", "mode": "max", "value": 0.95}
+    a_run(tmp_path / "a", best_checkpoint=best)
+    (row,) = listed(capfd, str(tmp_path))
+    assert (row["metric"], row["value"], row["metrics"]["val_auc"]) == ("val_auc", 0.95, 0.9)
+    list_runs([str(tmp_path)])
+    assert "best val_auc 0.95" in capfd.readouterr().out
 
 
 def test_folders_without_runs(tmp_path, monkeypatch, capfd):

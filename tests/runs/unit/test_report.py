@@ -149,6 +149,68 @@ def test_where_and_sort(tmp_path, report, options, expected):
     assert [row["run"] for row in listed(report, a_sweep(tmp_path / "s"), *shlex.split(options))] == expected.split()
 
 
+BEST = {"step": 100, "metric": "val_auc", "mode": "max"}
+
+
+def test_the_best_run_is_the_first_of_a_table(tmp_path, report):
+    """By the value of its best checkpoint, if checkpoints are compared; failed runs are the last."""
+    for name, last, best, status in (
+        ("a", 0.7, 0.8, "completed"), ("b", 0.5, 0.9, "completed"), ("c", 0.6, 0.95, "failed"),
+    ):  # fmt: skip
+        a_run(tmp_path / "runs" / name, auc=last, status=status, best_checkpoint={**BEST, "value": best})
+    head, *lines = words_by_line(report(tmp_path / "runs"))
+    assert head[:4] == ["run", "status", "best_val_auc", "val_loss"]
+    assert [line[0] for line in lines[:3]] == ["b", "a", "c"]
+    assert lines[0][2] == "0.9"
+    assert [row["run"] for row in listed(report, tmp_path / "runs")] == ["a", "b", "c"]
+    assert [row["best_val_auc"] for row in listed(report, tmp_path / "runs", "--sort", "best_val_auc")] == [
+        0.8, 0.9, 0.95,
+    ]  # fmt: skip
+    text = report(tmp_path / "runs", "--sort", "-val_auc")
+    assert [line[0] for line in words_by_line(text)[1:4]] == ["a", "c", "b"]
+    a_run(tmp_path / "runs" / "d")  # it compares no checkpoints: all are ranked by val_loss
+    assert words_by_line(report(tmp_path / "runs"))[0][2] == "val_loss"
+
+
+def of_rows(fraction: float, sha256: str = "f00", **changes: Any) -> dict[str, Any]:
+    spec = {"by": "rows", "fraction": fraction, "seed": 0}
+    hashes = {"train.csv": {"sha256": "0"}, "rows.csv": {"sha256": sha256}}
+    return {"split": {"spec": spec}, "hashes": hashes, "num_eval_files": 1, **changes}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "differs"),
+    [
+        (of_rows(0.1), of_rows(0.1), None),
+        (of_rows(0.1), of_rows(0.3), "data.split.fraction 0.1 and 0.3"),
+        (of_rows(0.1), of_rows(0.1, sha256="ba5"), 'files ["f00"] and ["ba5"]'),
+        (of_rows(0.1), of_rows(0.1, hashes=None), None),  # they were not recorded
+        ({"num_eval_examples": 9}, {"num_eval_examples": 10}, "number of evaluation examples 9 and 10"),
+        (of_rows(0.1, hashes={"a": {"sha256": "1"}, "rows.csv": {"sha256": "f00"}}), of_rows(0.1), None),
+    ],
+)
+def test_runs_that_were_evaluated_on_different_rows_are_not_ranked(tmp_path, report, first, second, differs):
+    for name, data, auc in (("a", first, 0.7), ("b", second, 0.9)):
+        a_run(tmp_path / name, auc=auc, data=data, best_checkpoint={**BEST, "value": auc})
+    text = report(tmp_path)
+    assert [line[0] for line in words_by_line(text)[1:3]] == (["b", "a"] if differs is None else ["a", "b"])
+    expected = [] if differs is None else [f"not ranked: the runs were evaluated on different rows ({differs})"]
+    assert [line for line in text.splitlines() if "not ranked" in line] == expected
+
+
+def test_the_learning_rate_that_was_used_is_shown_in_place_of_auto(tmp_path, report):
+    optimizer = {"_target_": "tf_keras.optimizers.Adagrad"}
+    for name, rate, chosen in (
+        ("a", "auto", {"learning_rate": 0.003, "learning_rate_falls": True}),
+        ("b", 0.3, None),
+        ("c", "auto", {"learning_rate": 0.001, "learning_rate_falls": False}),
+        ("d", "auto", None),  # of a version that did not record it
+    ):
+        a_run(tmp_path / name, config={"optimizer": {**optimizer, "learning_rate": rate}}, chosen=chosen)
+    found = [row["optimizer.learning_rate"] for row in listed(report, tmp_path)]
+    assert found == ["0.003 falling to 0", 0.3, 0.001, "auto"]
+
+
 def test_columns_may_be_any_key(tmp_path, report):
     text = report(a_run(tmp_path / "one"), "--columns", "val_auc,embedding_dim,bottleneck,model")
     assert words_by_line(text)[:2] == [

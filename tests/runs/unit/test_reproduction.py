@@ -53,6 +53,25 @@ def test_verdicts(now, steps, determinism, sample, differences, equal, reproduce
     assert compared.facts["reproduced"] == reproduced
 
 
+def test_packages_that_the_run_imports_come_first_and_others_are_counted(tmp_path):
+    (tmp_path / "code").mkdir()
+    lines = ["import yaml, os.path", "from not_installed.part import x", "from . import near", "def f():"]
+    (tmp_path / "code" / "net.py").write_text("\n".join([*lines, "    import scipy.stats"]))
+    (tmp_path / "code" / "broken.py").write_text("def")
+    copies = {"net": "code/net.py", "broken": "code/broken.py", "lost": "code/lost.py"}
+    imported = reproduction.imported_packages(tmp_path, {"modules": copies})
+    assert {"tensorflow", "numpy", "psrun", "pyyaml", "not-installed", "scipy"} <= set(imported)
+    assert "near" not in imported
+    then = {"python": "3.11.1", "packages": {"numpy": "1", "keras": "3", "gone": "7", "not-installed": "1"}}
+    now = {"python": "3.11.1", "packages": {"numpy": "2", "keras": "3"}}
+    differences = reproduction.of_environment(then, now)
+    others = [each.what for each in differences if reproduction.is_other_package(each, imported)]
+    assert others == ["package gone"]
+    assert reproduction.same(then, now, imported) == "python 3.11.1, keras 3"
+    many = [Difference(f"package p{number}", "1", "2") for number in range(1200)]
+    assert reproduction.counted(many).startswith("1,200 other packages differ (p0, p1, p2, p3, p4, ...); ")
+
+
 @pytest.mark.parametrize("number", QUANTILES)
 def test_the_interval_is_that_of_one_more_run(number):
     pytest.importorskip("scipy.stats")

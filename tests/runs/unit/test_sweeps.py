@@ -231,6 +231,78 @@ def test_jobs_are_distinguished_by_overrides_that_not_all_have(tmp_path):
     assert best.number == 1
 
 
+BEST = {"metric": "val_auc", "mode": "max", "step": 10}
+
+
+def test_jobs_are_ranked_by_their_best_checkpoints_if_these_are_compared_by_the_metric(tmp_path):
+    """In the table, the best one first, and in sweep.json; a search learns the same value."""
+    sweep = Sweep(tmp_path, [], metric="val_auc", mode="max", started_s=0.0)
+    names = ["0", "1", "2", "3", "4"]
+    sweep.plan(planned(*(Job(int(name), [f"x={name}"], name) for name in names)))
+    done = {"status": "completed", "wall_s": 1.0}
+    job_folder(tmp_path / "0", **done, metrics={"val_auc": 0.5}, best_checkpoint={**BEST, "value": 0.9})
+    job_folder(tmp_path / "1", **done, metrics={"val_auc": 0.7}, best_checkpoint={**BEST, "value": 0.8})
+    job_folder(tmp_path / "2", status="failed", metrics={"val_auc": 0.99})
+    job_folder(tmp_path / "3", **done, metrics={"val_auc": 0.85})  # it has no checkpoint
+    paused = {"status": "interrupted", "search": {"state": "pruned", "epoch": 1}}
+    job_folder(tmp_path / "4", **paused, metrics={"val_auc": 0.1}, best_checkpoint={**BEST, "value": 0.95})
+    state = SweepReader(tmp_path, sweep=sweep).look()
+    assert [job.folder for job in state.ranked] == ["0", "3", "1", "4", "2"]
+    assert state.best.folder == "0"
+    sweep.update(state.jobs)
+    assert [sweep.jobs[number].metric for number in (0, 1, 3)] == [0.9, 0.8, 0.85]
+    assert sweep.value(tmp_path / "0") == 0.9
+    console = Console(file=io.StringIO(), width=200)
+    SweepMonitor(sweep, console).result()
+    head, *lines = console.file.getvalue().splitlines()
+    assert "best val_auc" in head
+    assert [line.split()[0] for line in lines[:5]] == ["0", "3", "1", "4", "2"]
+    assert lines[0].split()[3:5] == ["0.9", "best"]
+    by_least = replace(state, mode="min")  # checkpoints are compared by the greatest value
+    assert by_least.best.folder == "0"
+    assert by_least.value(by_least.best) == 0.5
+
+
+def test_a_sweep_without_a_metric_is_ranked_by_the_one_of_its_checkpoints(tmp_path):
+    sweep = Sweep(tmp_path, [], started_s=0.0)
+    sweep.plan(planned(*(Job(number, [], str(number)) for number in range(3))))
+    for number, (loss, best) in enumerate([(0.3, 0.8), (0.5, 0.9)]):
+        metrics = {"val_loss": loss, "val_auc": 0.1}
+        job_folder(tmp_path / str(number), status="completed", metrics=metrics, best_checkpoint={**BEST, "value": best})
+    state = SweepReader(tmp_path, sweep=sweep).look()
+    assert (state.metric, state.mode, state.best.number) == ("val_auc", "max", 1)
+    sweep.update(state.jobs)
+    assert [sweep.jobs[number].metric for number in (0, 1)] == [0.8, 0.9]
+    job_folder(tmp_path / "2", status="completed", metrics={"val_loss": 0.1})
+    state = SweepReader(tmp_path, sweep=sweep).look()
+    assert (state.metric, state.mode, state.best.number) == ("val_loss", "min", 2)
+
+
+@pytest.mark.parametrize(
+    ("apart", "winner", "last"),
+    [
+        (["seed=1", "seed=2"], None, "to see the spread: psrun report sweep"),
+        (["rate=1", "rate=2"], None, "to train the best again: psrun --config-dir conf model=dense 'a=[1, 2]' rate=2"),
+        (["rate=1", "rate=2"], ["rate=3"], "to train the best again: psrun --config-dir conf rate=3"),
+    ],
+)
+def test_a_sweep_ends_with_the_next_command(tmp_path, monkeypatch, capsys, apart, winner, last):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(runner.process, "outlive_stdout", lambda stream: None)
+    arguments = ["--config-dir", "conf", "-m", "model=dense", "a=[1, 2]", "rate=1,2", "sweep.metric=val_auc"]
+    running = runner.SweepRunner(arguments, None)
+    running.begin(tmp_path / "sweep", keys={"metric": "val_auc", "mode": "max", "max_parallel": "auto"})
+    common = ["model=dense", "a=[1, 2]"]
+    fixed = ["sweep.metric=val_auc", "run.name=name", "hydra.sweep.dir=sweep"]
+    running.sweep.plan(planned(*(Job(n, [*common, each, *fixed], str(n)) for n, each in enumerate(apart))))
+    for number in (0, 1):
+        job_folder(tmp_path / "sweep" / str(number), status="completed", metrics={"val_auc": 0.5 + number / 10})
+    if winner is not None:
+        running.conclude("best configuration: rate=3", winner)
+    assert running.end(None) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == last
+
+
 def test_a_terminal_sees_a_row_a_job_and_the_best_so_far(tmp_path):
     sweep = Sweep(tmp_path, [], metric="val_auc", mode="max", started_s=0.0)
     sweep.plan(planned(*(Job(number, ["model=dense", f"x=[{number}]"], str(number)) for number in range(30))))
