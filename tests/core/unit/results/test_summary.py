@@ -40,6 +40,7 @@ AS_THEY_ARE = {
     "best_checkpoint": {"best_checkpoint": None},
 }
 UNDER_A_KEY = {
+    "chosen": "chosen",
     "network": "network",
     "library": "network",
     "replicas": "replicas",
