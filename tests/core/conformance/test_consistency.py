@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -191,17 +190,11 @@ SHORT = ("model=dense", "optimizer=sgd", "trainer.epochs=1", "trainer.steps_per_
 
 
 @pytest.fixture
-def project(tmp_path, monkeypatch):
-    """The mode of the guide, in a user's project."""
-    page = (REPOSITORY / "docs/guides/consistency.md").read_text(encoding="utf-8")
-    files = dict(re.findall(r"^```\w+\n# (\S+)\n(.*?)^```", page, flags=re.DOTALL | re.MULTILINE))
-    assert len(files) == 3
-    for name, text in files.items():
-        path = tmp_path / "project" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    monkeypatch.syspath_prepend(tmp_path / "project")
-    yield f"hydra.searchpath=[file://{tmp_path}/project/myconf]", "consistency=damped"
+def project(monkeypatch):
+    """A mode in a user's project."""
+    folder = REPOSITORY / "tests" / "harness" / "outside" / "damped"
+    monkeypatch.syspath_prepend(folder)
+    yield f"hydra.searchpath=[file://{folder}/myconf]", "consistency=damped"
     for name in [name for name in sys.modules if name.startswith("damped")]:
         del sys.modules[name]
 
