@@ -10,6 +10,7 @@ import functools
 import gzip
 import io
 import json
+import runpy
 import shlex
 import shutil
 import signal
@@ -246,3 +247,13 @@ def test_what_services_set_as_tf_config_names_a_task():
     text = (ROOT / "docs" / "guides" / "engines" / "tf_config.md").read_text()
     tasks = {title: topology.from_tf_config(code).me for title, code in blocks(text, "json")}
     assert tasks == {"vertex.json": Task("worker", 1), "sagemaker.json": CHIEF}
+
+
+@pytest.mark.tensorflow
+def test_a_table_of_pretrained_vectors_begins_with_them(tmp_path):
+    write_files(tmp_path, (ROOT / "docs" / "guides" / "own-components.md").read_text())
+    page = runpy.run_path(str(tmp_path / "vectors.py"))
+    vectors = np.arange(60, dtype=np.float32).reshape(20, 3)
+    assert np.array_equal(page["pretrained"](vectors)(tf.range(20)), vectors)
+    shard = page["Rows"](vectors)((20, 3), tf.float32, partition_shape=(5, 3), partition_offset=(10, 0))
+    assert np.array_equal(shard, vectors[10:15])
