@@ -458,7 +458,12 @@ def test_a_run_in_another_process_is_followed_and_nothing_of_it_is_touched(tmp_p
     cluster = Cluster(tmp_path, "cluster=inprocess", *QUICK)
     try:
         done = subprocess.run(
-            watch(cluster.folder, "--wait", 60), capture_output=True, text=True, timeout=120, check=False
+            watch(cluster.folder, "--wait", 60),
+            cwd=cluster.root,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
         )
         assert (done.returncode, done.stderr) == (0, "")
         assert cluster.end() == 0
@@ -466,7 +471,9 @@ def test_a_run_in_another_process_is_followed_and_nothing_of_it_is_touched(tmp_p
         cluster.close()
     assert stable_words(done.stdout) == stable_words(cluster.stdout)
     before = contents(cluster.folder)
-    again = subprocess.run(watch(cluster.folder), capture_output=True, text=True, timeout=60, check=True)
+    again = subprocess.run(
+        watch(cluster.folder), cwd=cluster.root, capture_output=True, text=True, timeout=60, check=True
+    )
     assert (stable_words(again.stdout), contents(cluster.folder)) == (stable_words(done.stdout), before)
 
 
