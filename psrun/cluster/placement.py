@@ -73,7 +73,7 @@ def uneven(placed: Iterable[Placed], num_ps: int) -> list[str]:
     return [
         f"{fullest} holds {decimal(sizes[fullest])} of the {decimal(sum(sizes.values()))} on {len(sizes)} parameter "
         f"servers, {found.max_over_mean:.1f} times the mean; the largest variable there is {largest}. All workers wait "
-        "for it: partitioner=min_size cuts large variables, and mode=plan shows what is where"
+        "for it: partitioner=min_size cuts large variables, and psrun plan shows what is where"
     ]
 
 

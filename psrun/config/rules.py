@@ -590,14 +590,14 @@ def _check_restoring(config: RunConfig) -> Iterator[Problem]:
         yield Problem("resume", f"is required with mode={config.mode}; write psrun {config.mode} RUN")
     if config.mode == "evaluate":
         if config.evaluation.runs_on != "coordinator":
-            yield Problem("evaluation", "mode=evaluate requires evaluation=direct, exact or distributed")
+            yield Problem("evaluation", "psrun evaluate requires evaluation=direct, exact or distributed")
         if config.cluster.has_synchronous_workers:
             message = "each process of 'multi_worker_mirrored' would evaluate all data; choose local or none"
             yield Problem("cluster", message)
     if config.restore not in ("latest", "best") and not config.restore.isdigit():
         yield Problem("restore", f"is '{config.restore}', must be latest, best or the step of a checkpoint")
     elif config.restore != "latest" and not restores:
-        yield Problem("restore", f"requires mode={', '.join(OF_A_RUN)}; training resumes from the newest")
+        yield Problem("restore", f"requires psrun {', '.join(OF_A_RUN)}; training resumes from the newest")
 
 
 def _check_predictions(config: RunConfig) -> Iterator[Problem]:

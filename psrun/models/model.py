@@ -263,7 +263,7 @@ def refuse_single_files(network: tf_keras.Model) -> None:
             if str(filepath).endswith((".keras", ".h5", ".hdf5")) or options.get("save_format") in ("keras", "h5"):
                 raise ExportError(
                     f"{filepath}: Keras writes .keras and .h5 files of sharded variables, but cannot load them again; "
-                    "write a SavedModel with export.at_end=true or mode=export"
+                    "write a SavedModel with export.at_end=true or psrun export RUN"
                 )
             method(filepath, *arguments, **options)
 

@@ -37,8 +37,9 @@ class AdaptedModel(ModelWithOwnChildren):
 
     def _not_saved(self, filepath: Any) -> ExportError:
         return ExportError(
-            f"{filepath}: a model of {self.library} cannot be saved as one of tf-keras; write a SavedModel with "
-            "export.at_end=true or mode=export, and weights with save_weights_only and a filepath without extension"
+            f"{filepath}: a model of {self.library} cannot be saved as one of tf-keras; write a SavedModel "
+            "with export.at_end=true or psrun export RUN, and weights with save_weights_only and a filepath without "
+            "extension"
         )
 
     @property

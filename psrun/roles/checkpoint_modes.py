@@ -659,7 +659,7 @@ def _by_name(values: Any, output_names: Sequence[str], *, alone: str, prefix: st
         names = output_names if len(output_names) == len(values) else [f"output_{i}" for i in range(len(values))]
         outputs = dict(zip(names, values))
     elif isinstance(values, tf.RaggedTensor):
-        message = f"mode=predict writes the same number of values for each example, but {alone} is a RaggedTensor"
+        message = f"psrun predict writes the same number of values for each example, but {alone} is a RaggedTensor"
         raise ConfigError([Problem("model", message)])
     else:
         return {alone: values}
