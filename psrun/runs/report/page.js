@@ -114,7 +114,8 @@ const best = (runs, get, lower) => runs.reduce((a, b) => ((lower ? get(b) < get(
 /** What says that runs were evaluated on different rows, so that no metric of an evaluation compares them. */
 function otherRows(runs) {
   const names = unique(runs.flatMap((run) => Object.keys(run.held_out)));
-  return names.filter((name) => unique(runs.map((run) => run.held_out[name]).filter(known)).length > 1);
+  const differing = names.filter((name) => unique(runs.map((run) => run.held_out[name]).filter(known)).length > 1);
+  return differing.length > 1 ? differing.filter((name) => name !== DATA.number) : differing;  // which follows from the others
 }
 
 function tiles(runs) {
@@ -127,7 +128,7 @@ function tiles(runs) {
     const lower = name === DATA.ranking.metric ? DATA.ranking.mode === "min" : DATA.lower.includes(name);
     const winner = best(measured, (run) => run.metrics[name], lower);
     const other = otherRows(measured);
-    const note = other.length ? el("em", {}, `other held-out rows: ${other.join(", ")}`) : "";
+    const note = other.length ? el("em", {}, `the held-out rows differ: ${other.join(", ")}`) : "";
     made.push(card(`best ${name.replace(/^best_/, "")}`, shown(winner.metrics[name]), el("span", {}, nameOf(winner), " ", note)));
   }
   const measured = runs.filter((run) => run.examples_per_s);

@@ -20,7 +20,7 @@ from psrun.files import as_mapping, as_mappings, as_number
 from psrun.results.events import Event
 from psrun.runs import states
 from psrun.runs.report import comparison, rows
-from psrun.runs.report.ranking import Ranking, held_out
+from psrun.runs.report.ranking import NUMBER, Ranking, held_out
 from psrun.runs.report.runs import Run, events
 from psrun.runs.report.table import headings
 from psrun.runs.sweeps import sweep
@@ -71,6 +71,7 @@ def _data(runs: Sequence[Run], axes: Sequence[str], named: Sequence[str]) -> Val
         "named": [name.rstrip("/").rpartition("/")[2] or name for name in named],
         "made": datetime.now().astimezone().strftime("%Y-%m-%d %H:%M"),
         "psrun": __version__,
+        "number": NUMBER,
         "versions": sorted(versions - {"None"}),
         "axes": headings(axes),
         "common": {key: rows.shown(value) for key, value in common.items()},

@@ -15,6 +15,7 @@ from psrun.runs.report.runs import Run
 from psrun.runs.report.spread import Spread
 from psrun.runs.sweeps import sweep
 
+NUMBER = "number of evaluation examples"
 _SHOWN = 3  # values of a key, and keys, that a sentence names
 
 
@@ -96,7 +97,7 @@ def held_out(run: Run) -> dict[str, str]:
         known |= {f"data.split.{name}": value for name, value in spec.items()}
         known["since"] = split.get("since")
     known["files"] = _files(facts)
-    known["number of evaluation examples"] = facts.get("num_eval_examples")
+    known[NUMBER] = facts.get("num_eval_examples")
     return {name: rows.shown(value) for name, value in known.items() if value is not None}
 
 
@@ -118,11 +119,10 @@ def _differs(runs: Sequence[Run]) -> str:
             continue
         for name, value in held_out(run).items():
             values.setdefault(name, {})[value] = None
-    parts = []
-    for name, different in values.items():
-        if len(different) > 1:
-            parts.append(_part(name, list(different)))
-    return ", ".join(parts[:_SHOWN])
+    differing = [name for name, different in values.items() if len(different) > 1]
+    if len(differing) > 1 and NUMBER in differing:  # it follows from the others
+        differing.remove(NUMBER)
+    return ", ".join(_part(name, list(values[name])) for name in differing[:_SHOWN])
 
 
 def _part(name: str, values: Sequence[str]) -> str:

@@ -172,7 +172,7 @@ def test_cards_and_the_legend_say_what_was_compared_and_used(opened, tmp_path):
             config={"optimizer": {**optimizer, "learning_rate": rate}},
             overrides=[f"optimizer.learning_rate={rate}"],
             chosen={"learning_rate": 0.003, "learning_rate_falls": True} if rate == "auto" else None,
-            data={"split": {"spec": {"by": "rows", "fraction": fraction}}},
+            data={"split": {"spec": {"by": "rows", "fraction": fraction}}, "num_eval_examples": round(100 * fraction)},
             best_checkpoint={**best, "value": auc},
         )
     page = opened(tmp_path / "runs")
@@ -180,7 +180,7 @@ def test_cards_and_the_legend_say_what_was_compared_and_used(opened, tmp_path):
     def cards() -> list[str]:
         return [" ".join(text.split()) for text in page.locator("#tiles .tile").all_inner_texts()]
 
-    assert cards()[1] == "best val_auc 0.95 (run a) other held-out rows: data.split.fraction"
+    assert cards()[1] == "best val_auc 0.95 (run a) the held-out rows differ: data.split.fraction"
     assert texts(page, "#legend li") == ["0.003 falling to 0", "0.3", "0.1"]
     assert "optimizer.learning_rate=0.003 falling to 0" in page.locator("#diffs").inner_text()
     for rate in ("0.3", "0.1"):

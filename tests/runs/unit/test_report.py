@@ -182,7 +182,7 @@ def of_rows(fraction: float, sha256: str = "f00", **changes: Any) -> dict[str, A
     ("first", "second", "differs"),
     [
         (of_rows(0.1), of_rows(0.1), None),
-        (of_rows(0.1), of_rows(0.3), "data.split.fraction 0.1 and 0.3"),
+        (of_rows(0.1, num_eval_examples=1), of_rows(0.3, num_eval_examples=3), "data.split.fraction 0.1 and 0.3"),
         (of_rows(0.1), of_rows(0.1, sha256="ba5"), 'files ["f00"] and ["ba5"]'),
         (of_rows(0.1), of_rows(0.1, hashes=None), None),  # they were not recorded
         ({"num_eval_examples": 9}, {"num_eval_examples": 10}, "number of evaluation examples 9 and 10"),
