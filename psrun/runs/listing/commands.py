@@ -171,7 +171,7 @@ def _record(line: _Line) -> Row:
 
 def _table(lines: Sequence[_Line], console: Console) -> str:
     """The lines as text; on a terminal without the columns for which there is no room."""
-    short = headings([*dict.fromkeys(key for line in lines for key in line.differs)])
+    short = headings(_most_varied_first(lines))
     cells = [_cells(line, short) for line in lines]
     columns = [name for name in dict.fromkeys(key for each in cells for key in each) if any(map(_has(name), cells))]
     heads = headings(columns)
@@ -213,6 +213,15 @@ def _cut(cells: Mapping[str, str], widths: Mapping[str, int]) -> dict[str, str]:
     return {**cells, _DIFFERS: text}
 
 
+def _most_varied_first(lines: Sequence[_Line]) -> list[str]:
+    """The keys of what differs, those with the most values first: a terminal may cut the others."""
+    values: dict[str, set[str]] = {}
+    for line in lines:
+        for key, value in line.differs.items():
+            values.setdefault(key, set()).add(value)
+    return sorted(values, key=lambda key: (-len(values[key]), len(key)))
+
+
 def _gone(lines: Sequence[_Line]) -> list[str]:
     """How the runs and sweeps that were killed are resumed, a line each."""
     gone = [line for line in lines if line.row["status"] == GONE and not line.is_job]
@@ -234,10 +243,10 @@ def _cells(line: _Line, short: Mapping[str, str]) -> dict[str, str]:
     """The texts of a line by column, in the order of the columns.
 
     Args:
-      short: the names of keys that differ, as `headings` shortens them.
+      short: the names of keys that differ, as `headings` shortens them, in the order to show them.
     """
     row = line.row
-    differs = [f"{short[key]}={_end(value)}" for key, value in line.differs.items()]
+    differs = [f"{name}={_end(line.differs[key])}" for key, name in short.items() if key in line.differs]
     return {
         "run": f"  {row['run']}" if line.is_job else row["run"],
         "name": row["name"] or "",
@@ -245,7 +254,7 @@ def _cells(line: _Line, short: Mapping[str, str]) -> dict[str, str]:
         "metric": _metric(row),
         **{key: rows.shown(value) for key, value in line.more.items() if key not in line.row and key != row["metric"]},
         "model": row["model"] or "",
-        _DIFFERS: " ".join(sorted(differs, key=len)),  # a terminal may cut the longest
+        _DIFFERS: " ".join(differs),
         "age": age(row["age"]),
         "size": decimal(row["size"]),
         "engine": row["engine"] or "",

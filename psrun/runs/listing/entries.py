@@ -179,6 +179,7 @@ def of_sweep(folder: str, inside: Sequence[Entry]) -> SweepEntry:
         "model": _shared(inside, "model"),
         "metric": state.metric if best else None,
         "value": state.value(best) if best else None,
+        "best_checkpoint": dict(best.best) if best else {},
         "best": None if best is None else best.folder,
         "started_s": sweep.started_s or files.changed_s(path),
         "size": own_bytes + sum(entry.row["size"] for entry in inside),

@@ -162,9 +162,10 @@ def test_the_model_and_what_differs(runs, capfd):
 
 
 def test_what_differs_is_cut_to_the_width_of_a_terminal(tmp_path, monkeypatch, capfd):
-    """The longest value last, and of a path its end."""
+    """The key with the most values and the shortest name first, and of a path its end."""
     for name in "ab":
         overrides = ["data=table", f"data.path=/a/long/path/to/some/{name}.csv", f"model.x={name}"]
+        overrides += ["trainer.epochs=3"] * (name == "b")
         a_run(tmp_path / name, overrides=overrides)
     console = Console(force_terminal=True, width=62, color_system=None)
     monkeypatch.setattr(commands, "Console", lambda **options: console)

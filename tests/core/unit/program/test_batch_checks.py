@@ -147,6 +147,14 @@ def test_each_of_several_labels_has_its_own_rule():
     assert "the label click is 30" in (message(source, (NUMBERS, wrong)) or "")
 
 
+@pytest.mark.parametrize("declared", [tf.int64, tf.string])
+def test_a_feature_of_a_type_that_would_lose_values_is_refused(declared):
+    source = source_of(None, features={"item": Feature((1,), declared)})
+    spec = ({"item": tf.TensorSpec((None, 1), tf.float64)}, tf.TensorSpec((None, 1)))
+    with pytest.raises(ConfigError, match=f"item is float64 in the batches, but declared as {declared.name}"):
+        batch_checks.check_spec(source, spec)
+
+
 def test_fewer_labels_than_rows_are_refused():
     label = tf.data.Dataset.from_generator(lambda: iter([column(1)]), output_signature=tf.TensorSpec((None, 1)))
     features = tf.data.Dataset.from_tensors(NUMBERS)
