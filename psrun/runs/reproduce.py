@@ -219,7 +219,7 @@ def _places() -> list[Path]:
 
 
 def _sample(record: _Record, named: Sequence[Path]) -> Sample:
-    folders = [run_state.existing(folder).resolve() for folder in named]
+    folders = [run_state.resolve(str(folder)).resolve() for folder in named]
     if not folders and os.path.exists(record.path.parent / SWEEP):
         folders = [record.path.parent]
     if not folders:

@@ -199,9 +199,11 @@ def test_a_package_that_a_comparison_lacks(package, monkeypatch):
 def test_a_package_that_the_spread_of_a_reproduction_lacks(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "scipy", None)
     for seed in (1, 2, 3):
-        a_run(tmp_path / "seeds" / str(seed), seed=seed, code={"modules": {}}, environment={}, mode="train")
-    run = str(tmp_path / "seeds" / "1")
-    refused("psrun[report]", reproduce.main, [run, str(tmp_path / "new"), "--seeds", str(tmp_path / "seeds")])
+        folder = tmp_path / "runs" / "seeds" / str(seed)
+        a_run(folder, seed=seed, code={"modules": {}}, environment={}, mode="train")
+    (tmp_path / "runs" / "seeds" / "sweep.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    refused("psrun[report]", reproduce.main, ["seeds/1", str(tmp_path / "new"), "--seeds", "seeds"])
     assert not (tmp_path / "new").exists()
 
 
