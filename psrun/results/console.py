@@ -284,7 +284,7 @@ class ConsoleSink(Sink):
             table = feature_table(rows[:count], GUESSED)
         self._console.print(table)
         if count < len(rows):
-            self._print(f"and {len(rows) - count:,} more features; psrun -v and mode=plan show all")
+            self._print(f"and {len(rows) - count:,} more features; psrun -v and psrun plan show all")
 
     def _show_planned(self, event: Event) -> None:
         self._print("chosen: ", " ".join(f"{key}={value}" for key, value in event.data.items()))
@@ -575,7 +575,7 @@ def _left_out(rows: Sequence[Mapping[str, Any]]) -> str:
     named = [f"{row['feature']} ({row['note']})" for row in rows[:_MOST_NAMED]]
     text = ", ".join(named)
     more = len(rows) - len(named)
-    return f"{text} and {more:,} more (psrun -v and mode=plan show all)" if more else text
+    return f"{text} and {more:,} more (psrun -v and psrun plan show all)" if more else text
 
 
 def folded_rows(rows: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:

@@ -209,7 +209,7 @@ def test_the_features_of_a_guess_take_a_screen_at_most(terminal):
     assert len(lines) < 24
     assert any(line.startswith("column_0 ") for line in lines)
     assert lines[-3:] == [
-        f"and {100 - (len(lines) - 5)} more features; psrun -v and mode=plan show all",
+        f"and {100 - (len(lines) - 5)} more features; psrun -v and psrun plan show all",
         "left out: region (the same in each row)",
         "label y: binary, no is 0 and yes is 1",
     ]
@@ -221,7 +221,7 @@ def test_the_features_of_a_guess_take_a_screen_at_most(terminal):
     assert "column_2" in few
     assert "more" not in few
     many = printed(guess(1, *(f"column_{number}" for number in range(1, 31))))
-    assert "column_10 (the same in each row) and 20 more (psrun -v and mode=plan show all)" in many
+    assert "column_10 (the same in each row) and 20 more (psrun -v and psrun plan show all)" in many
 
 
 RATES = {"steps_per_s": 125.9, "examples_per_s": 4028.0}
