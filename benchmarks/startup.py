@@ -38,7 +38,8 @@ from recovery import CLUSTER, recovers
 from rich.console import Console
 
 sys.path.insert(0, str(BENCHMARKS.parent / "tests" / "harness"))
-from fault_injection import BOUND_S, Cluster
+from bounds import BOUND_S
+from fault_injection import Cluster
 
 EPOCHS = 2
 STEPS_PER_EPOCH = 20
