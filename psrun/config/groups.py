@@ -251,7 +251,7 @@ class _DefaultsCheck:
                 continue
             for key, choice in item.items():
                 group = str(key).split()[-1].lstrip("/").partition("@")[0]
-                # Hydra takes the first of two choices here, and the last on the command line (Hydra 1.3).
+                # Of two choices here, Hydra 1.3 takes the first one and 1.4 the last; on the command line, the last.
                 has_several = isinstance(choice, list) or group in chosen
                 if has_several and group in ONE_CHOICE - SEVERAL_CHOICES:
                     return Problem("defaults", f"has several choices of {group} in {path}; keep one of them")

@@ -155,8 +155,10 @@ def test_a_chief_imports_modules_that_it_rarely_uses_only_when_they_are_used(tmp
     command = [sys.executable, "-c", script, str(tmp_path / "weights.h5")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=BOUND_S, check=False)
     not_imported, *used = done.stdout.splitlines()
-    # fsspec comes with the tracker of TensorBoard. Another name here can leave psrun.tf_internals.modules.
-    assert not_imported == "['fsspec']", done.stderr
+    # fsspec comes with TensorBoard, which TensorFlow 2.22 imports; with 2.21 the tracker does. Another name here can
+    # leave psrun.tf_internals.modules.
+    comes_later = "['fsspec']" if tf.__version__.startswith("2.21.") else "[]"
+    assert not_imported == comes_later, done.stderr
     assert used == ["1 True", "(2, 1)", "True", "(2, 2, 3)"], done.stderr
 
 
