@@ -173,6 +173,8 @@ def test_weights_are_no_feature(tmp_path, capsys):
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_table_fits_the_terminal(tmp_path, capsys, monkeypatch, width):
     monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")  # of rich: a terminal
+    monkeypatch.setenv("TERM", "dumb")
     path = write(
         tmp_path / "rows.csv", {f"{name} {'of a long name' * (name == 'zip')}": v for name, v in COLUMNS.items()}
     )
