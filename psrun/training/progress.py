@@ -110,7 +110,7 @@ class ProgressMonitor(Pulse):
     def epoch_ends(self, step: int) -> None:
         """Call when the steps of the epoch are joined, `step` in total; nothing is read until the next epoch."""
         self._training.clear()
-        self._note_step(step)
+        self._note_step(step, time.monotonic())
         self.state = "joined"
 
     def show(self, metrics: Mapping[str, float]) -> None:
@@ -123,16 +123,18 @@ class ProgressMonitor(Pulse):
             if self._ended.wait(_POLL_S if self.first_step_s else _FIRST_STEP_POLL_S):
                 return
             step = self._program.iterations
+            read_s = time.monotonic()  # before the loss, which may take as long as some steps
             loss = self.loss() if step > self._first else None
             # Values read while the epoch ended may be from after the reset.
             if not self._training.is_set() or self._ended.is_set():
                 continue
-            self._note_step(step)
+            self._note_step(step, read_s)
             if loss is not None and not math.isfinite(loss):
                 self.non_finite_loss = loss
             self._report(step, loss)
 
-    def _note_step(self, step: int) -> None:
+    def _note_step(self, step: int, read_s: float) -> None:
+        """Notes that `step` steps were applied when they were read, at `read_s` on the clock of `time.monotonic`."""
         if step != self.last_step:
             now_s = time.time()
             if self.step_at_s is not None and self.state == "training":
@@ -140,7 +142,7 @@ class ProgressMonitor(Pulse):
             self.last_step = step
             self.step_at_s = now_s
         if step > self._first and self.first_step_s is None:
-            self.first_step_s = time.monotonic()
+            self.first_step_s = read_s
             self.first_step_count = step
             self.state = "training"
 
@@ -214,10 +216,12 @@ class Clock:
         steps = step - self._step
         began_s = self._began_s
         is_first = self._step == self._first_step
-        if is_first and monitor.first_step_count < step and monitor.first_step_s is not None:
+        first_s = monitor.first_step_s
+        # The monitor may read a number of steps right after the last one.
+        if is_first and monitor.first_step_count < step and first_s is not None and first_s < self._joined_s:
             # Tracing and connecting count as the time to the first step, not as slow steps.
             steps = step - monitor.first_step_count
-            began_s = monitor.first_step_s
+            began_s = first_s
         seconds = self._since(began_s)
         self.steps += steps
         self.seconds += seconds

@@ -78,3 +78,16 @@ def test_pauses_and_the_time_to_the_first_step_are_no_time_of_steps(monkeypatch:
     clock.steps_joined()
     assert clock.epoch_ends(20, monitor) == (5.0, 2.0)
     assert clock.rate() == 18 / 9
+
+
+def test_a_first_step_that_is_seen_after_the_last_one_leaves_the_rate_of_the_epoch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    time = SimpleNamespace(now_s=100.0)
+    monkeypatch.setattr(progress.time, "monotonic", lambda: time.now_s)
+    clock = Clock(0)
+    clock.epoch_begins()
+    time.now_s += 5
+    clock.steps_joined()
+    monitor = SimpleNamespace(first_step_s=105.0, first_step_count=9)
+    assert clock.epoch_ends(10, monitor) == (5.0, 2.0)
