@@ -68,7 +68,6 @@ COMMAND_LINES = {
     "train runs/x": "psrun resume runs/x",
     "plan smoke": "psrun plan experiment=smoke",
     "resume nowhere seed=x": "resume, seed",
-    "resume -m nowhere": "resume",
     "export a restore = best": "resume, restore",
     "train --epochs 3": "trainer.epochs=3",
     "model=dense --epochs 3": "trainer.epochs=3",
@@ -274,6 +273,12 @@ def test_an_argument(argument):
 def test_a_command_line(monkeypatch, line):
     monkeypatch.setattr("sys.argv", ["psrun", *line.split()])
     refused(COMMAND_LINES[line], command_line._dispatch, 0.0)
+
+
+@pytest.mark.part("runs")
+def test_a_sweep_that_is_not_there(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["psrun", "resume", "-m", "nowhere"])
+    refused("resume", command_line._dispatch, 0.0)
 
 
 @pytest.mark.parametrize("content", FILES)
