@@ -301,7 +301,8 @@ def test_the_logs_of_actors_and_the_end_of_their_run(run, nodes):
     (row,) = json.loads(psrun("list", str(cluster.root), "--json"))
     assert (row["engine"], row["where"], row["status"]) == ("ray", nodes.address, "running")
     assert {*TASKS} <= {*psrun("logs", str(cluster.folder), "--tasks").split()}
-    assert psrun("logs", str(cluster.folder), "worker-1") == (cluster.folder / "logs" / "worker-1.log").read_text()
+    shown = psrun("logs", str(cluster.folder), "worker-1", "--all")
+    assert shown == (cluster.folder / "logs" / "worker-1.log").read_text()
     assert "interrupted, checkpoint of step" in psrun("stop", str(cluster.folder))
     assert cluster.end() == 130
     assert cluster.result["checkpoints"][-1]["step"] == cluster.result["steps"]["applied"]
