@@ -176,7 +176,12 @@ class Cluster:
 
     def left(self) -> list[psutil.Process]:
         """Those that still run."""
-        return [each for each in self.seen if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
+        running = []
+        for each in self.seen:
+            with contextlib.suppress(psutil.NoSuchProcess):  # it ends while it is asked
+                if each.is_running() and each.status() != psutil.STATUS_ZOMBIE:
+                    running.append(each)
+        return running
 
     def close(self) -> None:
         self.look(now=True)
