@@ -111,9 +111,10 @@ def _completion(arguments: list[str]) -> ExitCode:
 
 
 def word_of_run(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
-    """The word of `WORDS` that a command line begins with, perhaps after options, and the other arguments.
+    """The first argument that is no option, if it is a word of `WORDS`, and the other arguments.
 
-    The word is None for other command lines.
+    Returns:
+      None in place of the word for other command lines.
     """
     given = groups.split_arguments(arguments)[1]
     if not given or given[0] not in WORDS or _is_torn(given):
@@ -183,7 +184,7 @@ def _wrong_after_word(word: str, runs: Sequence[str], keys: Sequence[str], *, sw
 
 
 def _run_after_word(word: str, given: str, keys: Sequence[str]) -> str:
-    """The message for a word of a new run with an argument that is neither a choice nor a key with its value."""
+    """The message for `psrun train` or `psrun plan` with an argument that has no =."""
     for group in ("model", "experiment"):
         if given in groups.choices_of(group, keys):
             return f"{word} takes GROUP=NAME and KEY=VALUE, not {given}; write psrun {word} {group}={given}"
@@ -192,7 +193,10 @@ def _run_after_word(word: str, given: str, keys: Sequence[str]) -> str:
 
 
 def _holds_sweep(folder: Path | None) -> bool:
-    return folder is not None and os.path.exists(folder / run_state.SWEEP) and not RunFolder(folder).has_run
+    """Whether a folder holds a sweep, and no run."""
+    if folder is None or RunFolder(folder).has_run:
+        return False
+    return os.path.exists(folder / run_state.SWEEP)
 
 
 def _help_of_word(word: str) -> str:

@@ -687,7 +687,7 @@ def _prepare(arguments: Sequence[str]) -> None:
 
 
 def _require_primary_file(arguments: Sequence[str]) -> None:
-    """Raises ConfigError if there is no file that --config-name names."""
+    """Raises ConfigError if the file of --config-name does not exist."""
     if not any(argument.startswith(groups.NAME_OPTIONS) for argument in arguments):
         return
     name = _config_name(arguments)

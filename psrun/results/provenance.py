@@ -251,8 +251,13 @@ def packages() -> dict[str, str]:
         for name in names:
             if match := _INSTALLED.fullmatch(name):
                 # As in Python's own search, the first on the path counts.
-                found.setdefault(re.sub(r"[-_.]+", "-", match["name"]).lower(), match["version"])
+                found.setdefault(normalized(match["name"]), match["version"])
     return dict(sorted(found.items()))
+
+
+def normalized(package: str) -> str:
+    """The name of a package as pip compares it (PEP 503)."""
+    return re.sub(r"[-_.]+", "-", package).lower()
 
 
 def hardware() -> dict[str, Any]:

@@ -228,7 +228,7 @@ def _best(run: TrainingRun, result: Mapping[str, Any]) -> dict[str, Any] | None:
 def _next(run: TrainingRun, best: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """The command that a person may want next: its word, and its arguments after the run folder. None for no command.
 
-    A search goes on with a training that it pauses.
+    A training that a search has paused needs none: the search continues it.
 
     Args:
       best: the best evaluation, as `_best` returns it.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import packages_distributions
@@ -74,7 +73,7 @@ def imported_packages(folder: Path, code: Mapping[str, Any]) -> list[str]:
     if names:
         distributions = packages_distributions()
         for name in names:
-            packages |= dict.fromkeys(map(_normalized, distributions.get(name, [name])))
+            packages |= dict.fromkeys(map(provenance.normalized, distributions.get(name, [name])))
     return list(packages)
 
 
@@ -91,10 +90,6 @@ def _imported_in(file: Path) -> list[str]:
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             names.append(node.module)
     return [name.partition(".")[0] for name in names]
-
-
-def _normalized(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def is_other_package(difference: Difference, imported: Sequence[str]) -> bool:

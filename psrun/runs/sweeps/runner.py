@@ -36,7 +36,7 @@ _KILLED_WITHIN_S = 3.0
 _SAYS_AFTER_S = 3.0
 _LOOKS_EVERY_S = 0.1
 _SEED = "seed"
-_OF_THE_SWEEP = ("sweep.", "hydra", "run.name")  # the beginnings of keys that a run of its own does not take over
+_OF_THE_SWEEP = ("sweep.", "hydra", "run.name")  # prefixes of keys that only jobs of a sweep have
 
 
 @dataclass(frozen=True)
