@@ -38,7 +38,7 @@ class Usual:
     Attributes:
       why: why TensorFlow writes it.
       begins: a part of its first line.
-      goes_on: its other lines, which follow at once; None: it has one line.
+      goes_on: its other lines, which follow at once, up to an empty one; None: it has one line.
     """
 
     why: str
@@ -191,6 +191,8 @@ class _Shown:
 
     def _is_usual(self, line: bytes) -> bool:
         if self._goes_on is not None and self._goes_on.match(line):
+            if not line.strip():  # what follows may look like another line of the message
+                self._goes_on = None
             return True
         self._goes_on = None
         for usual in USUAL:

@@ -39,6 +39,7 @@ experimental {
 
 """
 OWN_LINES = """\
+loss: 3
 reading shop.csv
 To enable the following discount: none
 learning_rate: 0.1
