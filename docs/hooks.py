@@ -34,8 +34,7 @@ _GUIDES = [
             {"Save and resume": "guides/checkpoints.md"},
             {"Evaluate": "guides/evaluation.md"},
             {"Long runs": "guides/long-runs.md"},
-            {"Export and predict": "guides/exports.md"},
-            {"Serve an export": "guides/serving.md"},
+            {"Export, predict, serve": "guides/exports.md"},
             {"Make a run faster": "guides/speed.md"},
             {"Consistency": "guides/consistency.md"},
             {"Loops, hooks and callbacks": "guides/own-loops.md"},
@@ -74,8 +73,7 @@ _EXPLANATION = [
     {"How a run works": "explanation/design.md"},
     {"What faults cost": "explanation/faults.md"},
     {"Measurements": "explanation/measurements.md"},
-    {"From TensorFlow's documents": "explanation/tensorflow.md"},
-    {"What needs tf-keras": "explanation/tf-keras.md"},
+    {"TensorFlow and tf-keras": "explanation/tensorflow.md"},
     {"Contributing": "contributing.md"},
 ]
 

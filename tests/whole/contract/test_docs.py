@@ -88,7 +88,7 @@ def test_the_page_on_tf_keras_counts_the_modules_that_import_it():
     for path in modules():
         if re.search(r"^(import|from) tf_keras\b", path.read_text(), flags=re.M):
             counted["/".join(path.relative_to(ROOT).parts[:2])] += 1
-    text = (ROOT / "docs" / "explanation" / "tf-keras.md").read_text()
+    text = (ROOT / "docs" / "explanation" / "tensorflow.md").read_text()
     stated = re.findall(r"^\| `(psrun/\S+)` \| (\d+) \|", text, flags=re.M)
     assert {part: int(number) for part, number in stated} == counted
 

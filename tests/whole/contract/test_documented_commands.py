@@ -197,7 +197,7 @@ def test_readme_can_be_followed_in_a_new_folder(shell, tmp_path, whole):
     assert (tmp_path / "report.html").stat().st_size > 5e5
     statuses = [json.loads(file.read_text())["status"] for file in runs.glob("*/**/run.json")]
     assert statuses == ["completed"] * len(statuses)
-    requests = dict(blocks((ROOT / "docs" / "guides" / "serving.md").read_text(), "json"))
+    requests = dict(blocks((ROOT / "docs" / "guides" / "exports.md").read_text(), "json"))
     assert np.shape(answers(tmp_path / TRAINED, requests["request.json"])["prediction"]) == (2, 1)
     if whole:
         assert len(statuses) == 12  # the first run, those of the table and of the cluster, nine of the study
