@@ -228,14 +228,10 @@ class Sweep:
 
     def measured(self, metrics: Mapping[str, Any], best: Mapping[str, Any]) -> float | None:
         """The value that ranks a job with these metrics and this `best_of`; None if it has none."""
-        if self.metric is not None:
-            return ranking_value(metrics, best, self.metric, self.mode)
-        if best:
-            return float(best["value"])
-        name = default_metric(metrics)
-        if name is None:
+        ranks = ranking_metric(metrics, best, self.metric, self.mode)
+        if ranks is None:
             return None
-        return ranking_value(metrics, best, name, mode_of(name))
+        return ranking_value(metrics, best, *ranks)
 
     def reached(self, number: int, epoch: int, value: float) -> None:
         """Records the metric of a job at the epoch after which it paused. Raises SweepError."""
@@ -353,6 +349,25 @@ def best_of(result: Mapping[str, Any]) -> dict[str, Any]:
     if files.as_number(best.get("value")) is None or not isinstance(best.get("metric"), str):
         return {}
     return dict(best)
+
+
+def ranking_metric(
+    metrics: Mapping[str, Any], best: Mapping[str, Any], metric: str | None, mode: str | None
+) -> tuple[str, str | None] | None:
+    """The metric that ranks a run, and which of its values are better; None if the run has none.
+
+    Args:
+      metrics: the newest value of each; best: as `best_of` returns it.
+      metric, mode: of the sweep, if it names them.
+    """
+    if metric is not None:
+        return metric, mode
+    if best:
+        return best["metric"], best.get("mode")
+    name = default_metric(metrics)
+    if name is None:
+        return None
+    return name, mode_of(name)
 
 
 def ranking_value(metrics: Mapping[str, Any], best: Mapping[str, Any], metric: str, mode: str | None) -> float | None:

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from psrun import files
+from psrun.checkpoint.storage import is_better
 from psrun.errors import ConfigError, Problem
 from psrun.results.events import Event, Sink
 from psrun.results.run_folder import PAUSED
 from psrun.results.tracking import STATUS, TrackedRun, artifacts, numbers
-from psrun.runs.sweeps.sweep import default_metric, mode_of
+from psrun.runs.sweeps.sweep import best_of, mode_of, ranking_metric, ranking_value
 from psrun.runs.trackers.choices import MLflow
 
 _LONGEST_VALUE = 500  # characters; every store of MLflow accepts parameters of this length
@@ -74,8 +75,7 @@ class MLflowSink(Sink):
                 self._client.log_artifact(self._run_id, str(content), Path(name).parent.name or None)
         self._client.set_terminated(self._run_id, _IN_MLFLOW[outcome])
         if self._parent is not None:
-            stored = self._run.folder.stored()
-            self._parent.ends(files.as_mapping(stored.get("metrics")) if outcome == "completed" else {})
+            self._parent.ends(self._run.folder.stored() if outcome == "completed" else {})
 
     @functools.cached_property
     def _client(self) -> Any:
@@ -158,31 +158,33 @@ class _Parent:
             record["running"] = sorted({*record["running"], self._job})
             self._client.update_run(self.run_id, status="RUNNING")
 
-    def ends(self, metrics: Mapping[str, Any]) -> None:
-        """Call when the job ends, with its metrics if it is complete: the parent gets the best of its jobs."""
+    def ends(self, result: Mapping[str, Any]) -> None:
+        """Call when the job ends, with its run.json if it is complete: the parent gets the best of its jobs."""
         if self.run_id is None:
             return
         with self._record() as record:
             if record is None:
                 return
             record["running"] = [job for job in record["running"] if job != self._job]
-            self._compare(record, metrics)
+            self._compare(record, result)
             if not record["running"]:
                 self._client.set_terminated(self.run_id, "FINISHED")
 
-    def _compare(self, record: dict[str, Any], metrics: Mapping[str, Any]) -> None:
-        ranking = self._run.ranking
-        name = ranking.metric or default_metric(metrics)
-        if name is None or files.as_number(metrics.get(name)) is None:
+    def _compare(self, record: dict[str, Any], result: Mapping[str, Any]) -> None:
+        metrics = files.as_mapping(result.get("metrics"))
+        reached = best_of(result)
+        ranks = ranking_metric(metrics, reached, self._run.ranking.metric, self._run.ranking.mode)
+        if ranks is None:
             return
-        value = float(metrics[name])
-        best = record.get("best")
-        mode = ranking.mode or mode_of(name)
-        is_better = best is None or (value > best if mode == "max" else value < best)
-        if is_better:
-            record["best"] = value
-            self._client.log_metric(self.run_id, f"best_{name}".replace("@", "_at_"), value)
-            self._client.set_tag(self.run_id, "best_job", self._job)
+        name, mode = ranks
+        value = files.as_number(ranking_value(metrics, reached, name, mode))
+        if value is None:
+            return
+        if not is_better(value, record.get("best"), mode or mode_of(name)):
+            return
+        record["best"] = value
+        self._client.log_metric(self.run_id, f"best_{name}".replace("@", "_at_"), value)
+        self._client.set_tag(self.run_id, "best_job", self._job)
 
     @contextlib.contextmanager
     def _record(self) -> Iterator[dict[str, Any] | None]:

@@ -260,7 +260,7 @@ def test_jobs_of_a_sweep_that_start_at_once_are_children_of_one_run(tmp_path):
     (sweep / "sweep.json").write_text("{}")
     context = multiprocessing.get_context("spawn")
 
-    def run(*jobs: tuple[int, float]) -> list:
+    def run(*jobs: tuple[int, float, float | None]) -> list:
         barrier = context.Barrier(len(jobs))
         processes = [context.Process(target=job, args=(sweep, *each, barrier)) for each in jobs]
         for process in processes:
@@ -271,9 +271,9 @@ def test_jobs_of_a_sweep_that_start_at_once_are_children_of_one_run(tmp_path):
         client = MlflowClient(tracking_uri=store(sweep))
         return client.search_runs([client.get_experiment_by_name("tests").experiment_id])
 
-    filed = run((0, 0.5), (1, 0.3))
+    filed = run((0, 0.5, None), (1, 0.4, 0.3))
     (parent,) = [each for each in filed if "mlflow.parentRunId" not in each.data.tags]
-    filed = run((2, 0.4))  # of the resumed sweep
+    filed = run((2, 0.4, None))  # of the resumed sweep
     children = [each for each in filed if each.info.run_id != parent.info.run_id]
     assert len(children) == 3
     assert {each.data.tags["mlflow.parentRunId"] for each in children} == {parent.info.run_id}
