@@ -289,9 +289,16 @@ def run_experiment(started_s: float) -> ExitCode:
         code = ExitCode.USAGE
         raise ConfigError([composition.problem_of(error)]) from error
     finally:
-        if undo is not None and code == ExitCode.USAGE:
+        if undo is not None and folder is not None and _is_undone(code, folder):
             undo()
     return code
+
+
+def _is_undone(code: ExitCode, folder: Path) -> bool:
+    """Whether a process that resumed the run in `folder`, and ended with `code`, has left the run as it was."""
+    if code == ExitCode.DONE:
+        return False
+    return code == ExitCode.USAGE or RunFolder(folder).stored().get("status") == "completed"
 
 
 def _sweep(arguments: list[str]) -> ExitCode:
@@ -475,6 +482,11 @@ def _job(own: DictConfig, subdir: str | None, started_s: float) -> ExitCode:
     settings = HydraConfig.get()
     folder = Path(settings.runtime.output_dir)
     plain = composition.plain(own)
+    if plain.get("resume") and plain["mode"] == "train":
+        why = run_state.nothing_to_train(folder, plain)
+        if why:
+            Console(highlight=False).print("[yellow]hint:[/yellow]", escape(why), soft_wrap=True)
+            return ExitCode.DONE
     if subdir is not None:
         try:
             write_hydra(folder / subdir, own, subdir)

@@ -131,11 +131,24 @@ class RunFolder(Journal):
 
     def _has_new_length(self, raw: Mapping[str, Any]) -> bool:
         """Whether what decides on the number of epochs differs from the recorded configuration."""
+        recorded = self._recorded()
+        return recorded is None or _length(recorded) != _length(raw)
+
+    def has_configuration(self, raw: Mapping[str, Any]) -> bool:
+        """Whether `raw` is the recorded configuration; whether the run is a resumed one does not matter."""
+        recorded = self._recorded()
+        if recorded is None:
+            return False
+        either = {"resume": None}
+        return flat({**recorded, **either}) == flat({**raw, **either})
+
+    def _recorded(self) -> dict[str, Any] | None:
+        """The recorded configuration; None if it cannot be read."""
         try:
             recorded: Any = OmegaConf.to_container(OmegaConf.load(self.path / CONFIG), resolve=False)
         except (OSError, YAMLError):
-            return True
-        return _length(recorded) != _length(raw)
+            return None
+        return recorded if isinstance(recorded, dict) else None
 
     def stored(self) -> dict[str, Any]:
         """The current content of run.json; if it is lost or damaged, what `rebuilt` returns."""
@@ -298,10 +311,16 @@ class RunFolder(Journal):
         with contextlib.suppress(OSError):
             (self.path / _RESERVE).write_bytes(bytes(_RESERVE_BYTES))
 
-    def revert(self, result: Mapping[str, Any]) -> None:
-        """Makes `result` the content of run.json again. Raises RunFolderError."""
-        if result and self.stored() != result:  # the folder may be read-only
-            self.emit("result", result=result)
+    def revert(self, result: Mapping[str, Any], *, at_once: bool = False) -> None:
+        """Makes `result` the content of run.json again. Raises RunFolderError.
+
+        Args:
+          at_once: as of `emit_at_once`.
+        """
+        if not result or self.stored() == result:  # the folder may be read-only
+            return
+        emit = self.emit_at_once if at_once else self.emit
+        emit("result", result=result)
 
     def snapshot(self, names: Sequence[str]) -> Callable[[], None]:
         """A function that restores the current content of these files."""

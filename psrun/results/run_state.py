@@ -322,6 +322,28 @@ def _last_epoch(path: Path) -> Event | None:
     return None
 
 
+def nothing_to_train(path: Path, raw: Mapping[str, Any]) -> str:
+    """Why the completed run in `path` trains no step if it is resumed with the configuration `raw`, and what to change.
+
+    Returns:
+      Empty if the run is not completed, if `raw` is not what it recorded, or if it may have steps left: one of Keras'
+      callbacks may have ended it.
+    """
+    folder = run_folder.RunFolder(path)
+    if folder.stored().get("status") != "completed" or not folder.has_configuration(raw):
+        return ""
+    shown = run_argument(Path(shown_path(path)))
+    last = _last_epoch(path)
+    done = 0 if last is None else last.data.get("epoch", 0)
+    if folder.ends_early():
+        why = folder.why_ends_early
+        return f"the run was ended early ({why}); to train on, change trainer.epochs or early_stopping"
+    if not done or done < raw["trainer"]["epochs"]:
+        return ""
+    more = f"psrun resume {shown} trainer.epochs={2 * done}"
+    return f"the run is complete, with {done} epochs; to train on, set trainer.epochs higher: {more}"
+
+
 def _after_epoch(epoch: Event | None) -> Progress | None:
     """The progress of the training at the end of an epoch; None if nothing is known."""
     if epoch is None or not epoch.step:

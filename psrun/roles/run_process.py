@@ -15,8 +15,9 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn, TextIO
+from typing import Any, NoReturn, Self, TextIO
 
 from omegaconf import OmegaConf
 from rich.console import Console
@@ -30,7 +31,7 @@ from psrun.errors import CANNOT_GROW, ConfigError, ExitCode, Interrupted, PsrunE
 from psrun.process import Stop
 from psrun.results import run_folder, run_state, task_files
 from psrun.results.console import print_folded, wide_unless_terminal
-from psrun.results.run_folder import CONFIG, RunFolder, cannot_be_made, in_use, write_config
+from psrun.results.run_folder import CONFIG, END_EARLY, RunFolder, cannot_be_made, in_use, write_config
 from psrun.roles import table
 from psrun.roles.table import Identity
 
@@ -143,7 +144,7 @@ def _execute(raw: Mapping[str, Any], path: Path, overrides: list[str], started_s
     is_own = is_own and me.owns_folder
     _show_task(me, path)
     path = _place(run, me, path)
-    undo = _undo(run, me, path)
+    undo = Undo.of(run, me, path)
     folder = _folder(run, me, path)
     stop.defer(_BEGUN_WITHIN_S)  # until an interruption can be recorded
     if me.owns_folder:
@@ -167,7 +168,7 @@ def _execute(raw: Mapping[str, Any], path: Path, overrides: list[str], started_s
         stop.defer(None)
         stop.raise_if_requested()
         note = _isolated(run)
-        _watch_signals(stop, run, folder, me, started_s)  # which starts a thread
+        _watch_signals(stop, run, folder, me, started_s, undo)  # which starts a thread
         if note:
             print_folded(console, Text.assemble(("note:", "yellow"), f" {note}"))
         code = (
@@ -178,8 +179,8 @@ def _execute(raw: Mapping[str, Any], path: Path, overrides: list[str], started_s
         reason = stop.reason_of(error)
         stop.defer(_RECORDED_WITHIN_S)
         code = failed(reason)
-        _show_resume(run, folder, code, terminal, is_own=is_own)
-        undo(code)
+        is_as_before = undo(code)
+        _show_resume(run, folder, code, terminal, is_own=is_own, is_as_before=is_as_before)
         return code
     stop.defer(_RECORDED_WITHIN_S)
     if me.owns_folder and code == ExitCode.DONE:
@@ -188,8 +189,8 @@ def _execute(raw: Mapping[str, Any], path: Path, overrides: list[str], started_s
     elif code != ExitCode.DONE:  # the chief has recorded the result
         recorded = folder.stored().get("error") or {"message": f"exited with code {int(code)}"}
         _print_error(terminal, recorded["message"], code, folder.path / "logs")
-        _show_resume(run, folder, code, terminal, is_own=is_own)
-        undo(code)
+        is_as_before = undo(code)
+        _show_resume(run, folder, code, terminal, is_own=is_own, is_as_before=is_as_before)
     return code
 
 
@@ -217,11 +218,12 @@ def _show_task(me: Identity, path: Path) -> None:
         process.set_title(f"{me.name} {path}")
 
 
-def _watch_signals(stop: Stop, run: RunConfig, folder: RunFolder, me: Identity, started_s: float) -> None:
+def _watch_signals(stop: Stop, run: RunConfig, folder: RunFolder, me: Identity, started_s: float, undo: Undo) -> None:
     """Lets `stop` end this process, also where its main thread waits, and record that."""
 
     def record(interrupted: Interrupted) -> None:
-        folder.emit_at_once("ended", **_outcome(interrupted, me.name, started_s))
+        if not undo(interrupted.exit_code, at_once=True):
+            folder.emit_at_once("ended", **_outcome(interrupted, me.name, started_s))
 
     stop.install(record if me.owns_folder else None)
     if run.cluster.exit_signal is not None and process.SUPERVISOR_PID in os.environ:
@@ -235,20 +237,55 @@ def _place(run: RunConfig, me: Identity, path: Path) -> Path:
     return path
 
 
-def _undo(run: RunConfig, me: Identity, path: Path) -> Callable[[ExitCode], None]:
-    """A function that restores a run if it cannot be resumed with the configuration."""
-    if run.resume is None or not me.owns_folder or process.SUPERVISOR_PID in os.environ:
-        return lambda code: None
-    folder = RunFolder(path)
-    restore = folder.snapshot([CONFIG])
-    result = folder.stored()
+@dataclass(frozen=True)
+class Undo:
+    """Restores a run that could not be resumed, as if nobody had tried.
 
-    def undo(code: ExitCode) -> None:
-        if code == ExitCode.USAGE:
-            restore()
-            folder.revert(result)
+    Attributes:
+      folder: of the run; None if this process resumes none.
+      result: run.json before it was resumed.
+      was_completed: whether its training was completed.
+      restore: restores the configuration and what ended the training early.
+    """
 
-    return undo
+    folder: RunFolder | None = None
+    result: Mapping[str, Any] = field(default_factory=dict)
+    was_completed: bool = False
+    restore: Callable[[], None] = lambda: None
+
+    @classmethod
+    def of(cls, run: RunConfig, me: Identity, path: Path) -> Self:
+        """Call before anything in the folder changes."""
+        if run.resume is None or not me.owns_folder or process.SUPERVISOR_PID in os.environ:
+            return cls()
+        folder = RunFolder(path)
+        result = folder.stored()
+        was_completed = run.mode == "train" and result.get("status") == "completed"
+        return cls(folder, result, was_completed, folder.snapshot([CONFIG, END_EARLY]))
+
+    def __call__(self, code: ExitCode, *, at_once: bool = False) -> bool:
+        """Restores the run if the configuration was refused, or if it was completed and got no further step.
+
+        Args:
+          code: of this process, which has failed.
+          at_once: whether this process is about to end, perhaps within a signal handler.
+
+        Returns:
+          Whether it was restored.
+        """
+        if self.folder is None:
+            return False
+        if code != ExitCode.USAGE and not self._is_still_complete():
+            return False
+        self.restore()
+        self.folder.revert(self.result, at_once=at_once)
+        return True
+
+    def _is_still_complete(self) -> bool:
+        if self.folder is None or not self.was_completed:
+            return False
+        now = self.folder.stored()
+        return all(now.get(name) == self.result.get(name) for name in ("steps", "checkpoints"))
 
 
 def _folder(run: RunConfig, me: Identity, path: Path) -> RunFolder:
@@ -340,10 +377,23 @@ def _print_error(terminal: TextIO, text: str, code: ExitCode, log: Path) -> None
     Console(file=terminal, highlight=False, soft_wrap=True).print(f"psrun: {text}{where}", style="red", markup=False)
 
 
-def _show_resume(run: RunConfig, folder: RunFolder, code: ExitCode, terminal: TextIO, *, is_own: bool) -> None:
-    """Prints the command that resumes a training which a person has interrupted."""
-    if is_own and code == ExitCode.INTERRUPTED and run.mode == "train" and folder.checkpoints.exists():
+def _show_resume(
+    run: RunConfig, folder: RunFolder, code: ExitCode, terminal: TextIO, *, is_own: bool, is_as_before: bool
+) -> None:
+    """Prints how a training goes on that a signal has interrupted, or that could not be continued.
+
+    Args:
+      is_as_before: whether the run is restored, as `Undo` does.
+    """
+    if not is_own or run.mode != "train" or code == ExitCode.USAGE:
+        return
+    text = ""
+    is_started_again = code == ExitCode.RESTART and run.cluster.spans_machines  # by its engine
+    if is_as_before:
+        text = "the run is completed, as it was before"
+    elif folder.stored().get("status") == "interrupted" and folder.checkpoints.exists() and not is_started_again:
         text = f"to resume: {run_state.resume_command(folder.path)}"
+    if text:
         Console(file=terminal, highlight=False, soft_wrap=True).print(text, markup=False)
 
 

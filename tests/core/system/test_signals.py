@@ -66,13 +66,18 @@ def outcomes(cases: list[tuple[str, str, str]], root: Path) -> dict[tuple[str, s
             runs.append([str(folder), {**variables, "PHASE": ""}, arguments])
             arguments = [f"resume={folder / 'run'}", "mode=predict"]
         runs.append([str(folder), variables, arguments])
+    codes = dict(zip((folder for folder, _, _ in runs), forked(runs)))  # of each folder, the last run's
+    return {case: _outcome(root / str(number), codes[str(root / str(number))]) for number, case in enumerate(cases)}
+
+
+def forked(runs: list[list[Any]]) -> list[int]:
+    """The exit codes of runs one after another, each a folder, variables and arguments."""
     done = subprocess.run(
         [sys.executable, str(HARNESS / "forked_runs.py")],
         input=json.dumps(runs), capture_output=True, text=True, env=environment(PYTHONPATH=str(HARNESS)), check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    codes = dict(zip((folder for folder, _, _ in runs), json.loads(done.stdout)))  # of each folder, the last run's
-    return {case: _outcome(root / str(number), codes[str(root / str(number))]) for number, case in enumerate(cases)}
+    return json.loads(done.stdout)
 
 
 def _outcome(folder: Path, code: int) -> Outcome:
@@ -99,6 +104,7 @@ def check(case: tuple[str, str, str], outcome: Outcome) -> None:
     assert (outcome.result["status"], outcome.result["exit_code"]) == ("interrupted", SIGNALS[signal])
     assert outcome.result["error"]["message"] == f"interrupted by {signal}"
     if phase in ("trace", "step", "save", "evaluation", "export"):
+        assert "to resume: psrun resume run\n" in outcome.output
         assert outcome.result["checkpoints"][-1]["step"] == outcome.result["steps"]["applied"] > 0
 
 
@@ -118,6 +124,35 @@ def test_each_signal_in_each_phase(tmp_path, cluster):
     cases = list(itertools.product([cluster], PHASES, SIGNALS))
     for case, outcome in outcomes(cases, tmp_path).items():
         check(case, outcome)
+
+
+def test_a_completed_run_stays_so_where_a_resumption_trains_no_step(tmp_path):
+    run = tmp_path / "run"
+    folder = str(tmp_path)
+    resume = f"resume={run}"
+    quiet = {"PHASE": ""}
+    first, again = forked(
+        [[folder, quiet, [*RUN, *CLUSTERS["none"], f"hydra.run.dir={run}"]], [folder, quiet, [resume]]]
+    )
+    before = (run / "run.json").read_text()
+    output = (tmp_path / "output").read_text()
+    assert (first, again) == (0, 0)
+    assert output.count("run folder run") == 1  # the second did not start
+    assert output.endswith("to train on, set trainer.epochs higher: psrun resume run trainer.epochs=4\n")
+    ended = [
+        [folder, {"PHASE": "build", "SIGNAL": "SIGTERM"}, [resume, "trainer.epochs=3"]],
+        [folder, quiet, [resume, "model._target_=interrupted.no_model"]],
+        [folder, quiet, [resume]],
+        [folder, quiet, [resume, "trainer.epochs=3"]],
+    ]
+    assert forked(ended[:3]) == [175, 2, 0]
+    assert (run / "run.json").read_text() == before
+    output = (tmp_path / "output").read_text()
+    assert "psrun: interrupted by SIGTERM\n" in output
+    assert output.count("the run is completed, as it was before\n") == 1
+    assert output.endswith("trainer.epochs=4\n")
+    assert forked(ended[3:]) == [0]
+    assert json.loads((run / "run.json").read_text())["steps"]["applied"] == 12
 
 
 @pytest.mark.parametrize("cluster", ["none", "local"])

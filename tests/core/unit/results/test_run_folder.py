@@ -6,7 +6,9 @@ import contextlib
 import errno
 import json
 import os
+import re
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,6 +18,7 @@ from psrun.results import run_folder, run_state
 from psrun.results.events import Event
 from psrun.results.run_folder import RunFolder
 from psrun.roles import run_process
+from psrun.roles.table import Identity
 
 
 def test_run_json_is_whole_at_every_moment_and_knows_no_nan(tmp_path):
@@ -126,6 +129,64 @@ def test_a_run_that_ended_early_trains_on_only_with_another_rule_or_length(tmp_p
     folder.emit("ended", status="completed")
     again = RunFolder.resume(folder.path, completed=True, raw={**raw, **changes})
     assert again.ends_early() == ends
+
+
+RAW = {"trainer": {"epochs": 2}, "optimizer": {"learning_rate": 1e-05}, "resume": None}
+
+
+def completed(path):
+    folder = RunFolder.create(path, raw=RAW)
+    folder.emit("begun", started_s=0.0, overrides=[])
+    folder.emit("epoch", step=40, epoch=2, epochs=2, metrics={"loss": 0.5})
+    folder.emit("trained", steps={"applied": 40}, time_to_first_step_s=1.0)
+    folder.emit("ended", status="completed", exit_code=0, wall_s=3.0)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"resume": "somewhere"}, "complete, with 2 epochs; .*: psrun resume .* trainer.epochs=4"),
+        ({"trainer": {"epochs": 3}}, ""),
+        ({"optimizer": {"learning_rate": 1e-04}}, ""),
+    ],
+)
+def test_a_completed_run_has_nothing_to_train_with_what_it_recorded(tmp_path, changes, says):
+    folder = completed(tmp_path / "run")
+    assert re.search(says, run_state.nothing_to_train(folder.path, {**RAW, **changes}))
+    assert bool(run_state.nothing_to_train(folder.path, {**RAW, **changes})) == bool(says)
+
+
+def test_a_run_that_ended_before_its_last_epoch_has_nothing_to_train_only_if_it_says_so(tmp_path):
+    """One of Keras' callbacks may have ended it: it is completed, but does not end early when it is resumed."""
+    folder = completed(tmp_path / "run")
+    raw = {**RAW, "trainer": {"epochs": 9}}
+    run_folder.write_config(folder.path, raw)
+    assert run_state.nothing_to_train(folder.path, raw) == ""
+    folder.end_early("val_auc has not improved")
+    assert "ended early (val_auc has not improved); to train on, change" in run_state.nothing_to_train(folder.path, raw)
+    folder.emit("ended", status="interrupted")
+    assert run_state.nothing_to_train(folder.path, raw) == ""
+
+
+@pytest.mark.parametrize(
+    ("code", "steps", "restored"), [(2, 41, True), (175, 40, True), (1, 40, True), (175, 41, False)]
+)
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_completed_run_stays_so_where_a_resumption_trains_no_step(tmp_path, code, steps, restored, at_once):
+    folder = completed(tmp_path / "run")
+    folder.end_early("val_auc has not improved")
+    before = folder.stored()
+    run = SimpleNamespace(resume=str(folder.path), mode="train")
+    undo = run_process.Undo.of(run, Identity("coordinator", "chief-0"), folder.path)
+    again = RunFolder.resume(folder.path, completed=True, raw={**RAW, "trainer": {"epochs": 3}})
+    run_folder.write_config(folder.path, {**RAW, "trainer": {"epochs": 3}})
+    again.emit("begun", started_s=0.0, overrides=["trainer.epochs=3"])
+    again.emit("trained", steps={"applied": steps}, time_to_first_step_s=None)
+    again.emit("ended", status="interrupted", exit_code=code, wall_s=9.0)
+    assert undo(ExitCode(code), at_once=at_once) == restored
+    assert (folder.stored() == before) == restored == folder.has_configuration(RAW) == folder.ends_early()
+    assert run_folder.rebuilt(folder.path) == folder.stored()
 
 
 def test_a_signal_handler_records_the_end_while_the_interrupted_thread_writes(tmp_path, monkeypatch):
