@@ -373,10 +373,11 @@ class Checkpoints:
           CheckpointError: the disk is full or the folder cannot be written to.
         """
         metric = self._keep.best_metric
-        if metric is None or metric not in metrics or step not in self.store.steps():
+        mode = self._keep.best_mode
+        if metric is None or mode is None or metric not in metrics or step not in self.store.steps():
             return False
         try:
-            return self.store.compare(step, metric, metrics[metric], mode=self._keep.best_mode)
+            return self.store.compare(step, metric, metrics[metric], mode=mode)
         except (OSError, ValueError) as error:
             raise CheckpointError(f"the best checkpoint could not be recorded: {error}") from error
 

@@ -620,12 +620,13 @@ class _Checkpoints:
     Attributes:
       are_taken: whether psrun takes any; Keras callbacks may, in any case.
       best_metric: by which checkpoints are compared; None where they are not.
+      best_mode: whether greater ('max') or smaller ('min') is better; None without a metric.
     """
 
     are_taken: ClassVar[bool] = False
     kind: str
     best_metric: str | None = None
-    best_mode: str = "max"
+    best_mode: str | None = None
     every_epochs: int | None = None
     every_s: float | None = None
 
@@ -642,7 +643,7 @@ class EpochCheckpoints(_Checkpoints):
     are_taken = True
     kind: str
     best_metric: str | None = field()
-    best_mode: str = one_of("max", "min")
+    best_mode: str | None = one_of("max", "min", None)
     every_epochs: int | None = at_least(1)
     every_steps: int | None = at_least(1)
     every_s: float | None = at_least(0)

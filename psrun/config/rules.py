@@ -454,6 +454,8 @@ def _check_checkpoints(config: RunConfig) -> Iterator[Problem]:
     if checkpoint.best_metric is not None and checkpoint.every_epochs is None:
         message = "requires checkpoints after epochs; set checkpoint.every_epochs"
         yield Problem("checkpoint.best_metric", message)
+    if checkpoint.best_metric is not None and checkpoint.best_mode is None:
+        yield Problem("checkpoint.best_mode", f"is required for {checkpoint.best_metric}; set it to max or min")
     for index, node in enumerate(config.trainer.callbacks):
         if str(node["_target_"]).endswith("EarlyStopping") and node.get("restore_best_weights"):
             message = "restore_best_weights would change the weights after the last checkpoint; use"

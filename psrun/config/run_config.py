@@ -312,11 +312,14 @@ class RunConfig:
 
         The metric of the best checkpoint, else of the sweep, else of early stopping, else the loss of the evaluation.
         """
-        if self.checkpoint.best_metric is not None:
-            return self.checkpoint.best_metric, self.checkpoint.best_mode
-        for keys in (self.sweep, self.early_stopping):
-            if keys.metric is not None:
-                return keys.metric, keys.mode or "min"
+        named = (
+            (self.checkpoint.best_metric, self.checkpoint.best_mode),
+            (self.sweep.metric, self.sweep.mode),
+            (self.early_stopping.metric, self.early_stopping.mode),
+        )
+        for metric, mode in named:
+            if metric is not None:
+                return metric, mode or "min"
         return "val_loss", "min"
 
     @property

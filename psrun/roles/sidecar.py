@@ -253,9 +253,10 @@ class Sidecar:
         """Records whether the checkpoint is the best of the run, and exports it if so."""
         checkpoint = self._run.checkpoint
         metric = checkpoint.best_metric
-        if metric is not None and metric in evaluation.values:  # otherwise it is one of the training: the chief's
+        mode = checkpoint.best_mode
+        if metric is not None and mode is not None and metric in evaluation.values:  # otherwise it is one of the training: the chief's
             with contextlib.suppress(OSError, ValueError):  # removed meanwhile
-                self._store.compare(evaluation.step, metric, evaluation.values[metric], mode=checkpoint.best_mode)
+                self._store.compare(evaluation.step, metric, evaluation.values[metric], mode=mode)
         if self._is_best(evaluation) and self._run.export.best and self._program is not None:
             program, _ = self._program
             best = trained_model.LoadedModel(program.model, program.source, manifest)
@@ -266,6 +267,8 @@ class Sidecar:
         """Whether it is better than all before, whose checkpoints may have been removed."""
         checkpoint = self._run.checkpoint
         value = evaluation.values.get(checkpoint.best_metric or "")
-        better = value is not None and is_better(value, self._best_value, checkpoint.best_mode)
-        self._best_value = value if better else self._best_value
-        return better
+        mode = checkpoint.best_mode
+        if value is None or mode is None or not is_better(value, self._best_value, mode):
+            return False
+        self._best_value = value
+        return True

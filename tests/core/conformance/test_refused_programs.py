@@ -342,7 +342,10 @@ BUILT: Mapping[str, tuple[tuple[str, ...], str]] = {
         steps("early_stopping.metric=mae", "early_stopping.mode=min"),
         "early_stopping.metric",
     ),
-    "best-metric-typo": (("cluster=none", "checkpoint.best_metric=val_acu"), "checkpoint.best_metric"),
+    "best-metric-typo": (
+        ("cluster=none", "checkpoint.best_metric=val_acu", "checkpoint.best_mode=max"),
+        "checkpoint.best_metric",
+    ),
     "rate-of-a-schedule": (
         (
             "cluster=none", "optimizer._target_=example_ids.scheduled", "~optimizer.learning_rate",

@@ -39,6 +39,7 @@ def test_the_first_items_of_each_user_are_written_and_served_without_psrun(psrun
         "model.item=item", "model.objective=softmax", "evaluation.user=user", "evaluation.item=item",
         "evaluation.candidates=all", "model.metrics=[recall@3,coverage@3]", "cluster=none", "trainer.epochs=2",
         "export.at_end=true", f"export.top_k={NUM_ITEMS}", "checkpoint.best_metric=val_recall@3",
+        "checkpoint.best_mode=max",
     )  # fmt: skip
     assert trained.code == 0, trained.stderr
     assert {"val_recall@3", "val_coverage@3"} < set(trained.result["metrics"])

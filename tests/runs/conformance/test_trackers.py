@@ -81,7 +81,7 @@ def test_mlflow_has_the_run_its_parameters_metrics_and_artifacts(train, mlflow):
     """Beside another tracker."""
     uri, look = mlflow
     artifacts = "tracker.mlflow.artifacts=[config,result,best_checkpoint]"
-    best = ("checkpoint.best_metric=val_auc", artifacts, "tracker=[tensorboard,mlflow]")
+    best = ("checkpoint.best_metric=val_auc", "checkpoint.best_mode=max", artifacts, "tracker=[tensorboard,mlflow]")
     result, folder = train(*best, uri, "tracker.mlflow.experiment=tests", "data.global_batch_size=auto")
     run_id = result["tracker"]["run_id"]
     assert result["trackers"] == {"mlflow": result["tracker"]}

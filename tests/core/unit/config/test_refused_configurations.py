@@ -162,6 +162,7 @@ COMBINATIONS = {
     "cluster=local evaluation=sidecar export.best=true": "export.best",
     "cluster=none evaluation=distributed export.best=true": "evaluation, export.best",
     "cluster=inprocess evaluation=sidecar_thread": "evaluation",
+    "cluster=none checkpoint.best_metric=val_loss": "checkpoint.best_mode",
     "cluster=local evaluation=sidecar_thread cluster.num_workers=1": "cluster.num_workers",
     "early_stopping.metric=loss early_stopping.mode=min cluster=multi_worker_mirrored trainer=fit "
     "evaluation=validation": "early_stopping.metric",
