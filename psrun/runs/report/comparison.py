@@ -1,8 +1,10 @@
 """Runs against a baseline: differences of metrics over pairs of runs, and whether they are significant.
 
-Two runs are a pair if they have the same seed, and the same values of the other keys that vary on both sides. The test
-is Student's paired t test, two-sided. The p values of all comparisons of a report are corrected for their number as by
-Holm (A Simple Sequentially Rejective Multiple Test Procedure, 1979).
+Two runs are a pair if they have the same seed. Other keys that vary on both sides, or in the baseline, divide both
+sides into parts: each part is compared with the runs of the baseline that have the same values. Runs of different parts
+with the same seed are not independent, and are not pooled. The test is Student's paired t test, two-sided. The p values
+of all comparisons of a report are corrected for their number as by Holm (A Simple Sequentially Rejective Multiple Test
+Procedure, 1979).
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ _MOST_KEYS = 4  # that name a configuration
 _NO_PAIR = "no pair"
 _PURPOSE = "the test of --against"
 
-Values = Mapping[Hashable, float]  # the metric by what makes two runs a pair
+Values = Mapping[Hashable, float]  # the metric by seed
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class Compared:
     """A configuration against the baseline, by one metric.
 
     Attributes:
-      configuration: the values of the keys that differ from the baseline, as text.
+      configuration: the values of the keys that differ from the baseline, and of those that divide both sides, as text.
       difference: None if no run has a partner with this metric.
       runs, against: the names of the runs that were compared.
     """
@@ -143,7 +145,7 @@ def _tested(found: MeanDifference, result: Any) -> MeanDifference:
 
 
 def compare(runs: Sequence[Run], against: Sequence[Run], metrics: Sequence[str], *, pair: bool = True) -> Comparisons:
-    """Compares each configuration in `runs` with the one configuration in `against`, by each of `metrics`.
+    """Compares each configuration in `runs` with its baseline in `against`, by each of `metrics`.
 
     Only completed runs count. Runs that are on both sides belong to `against`.
 
@@ -151,27 +153,27 @@ def compare(runs: Sequence[Run], against: Sequence[Run], metrics: Sequence[str],
       pair: whether runs are compared in pairs; otherwise all runs of a side are one sample.
 
     Raises:
-      ConfigError: `against` has several configurations, no run is left or has a partner, or no run has a metric.
+      ConfigError: `against` has several configurations for one in `runs`, no run is left or has a partner, or no run
+        has a metric.
     """
     others = {run.path for run in against}
     runs = [run for run in runs if run.path not in others]
     candidates, baseline = _completed(runs, against)
     _check_metrics(metrics, [*candidates, *baseline])
-    sides = _Sides(candidates, baseline, pair=pair)
-    compared = [
-        _compared(_text(parts), metric, those, baseline, sides, pair=pair)
-        for parts, those in sides.configurations.items()
-        for metric in metrics
-    ]
+    sides = _Sides(candidates, baseline)
+    compared = []
+    for each in sides.configurations:
+        for metric in metrics:
+            compared.append(_compared(each, metric, sides, pair=pair))
     if pair and not any(each.difference for each in compared):
         raise ConfigError(_no_pairs(sides, candidates, baseline))
     differences = corrected([each.difference for each in compared])
     compared = [replace(each, difference=found) for each, found in zip(compared, differences)]
     left_out = len(runs) + len(against) - len(candidates) - len(baseline)
     notes = _notes(compared, sides, pair=pair)
-    if pair and sides.are_repeated([*sides.configurations.values(), baseline]):
+    if pair and sides.have_repeated_seeds():
         notes.append("Runs of the same configuration and seed count as their mean.")
-    if alone := _without_partner(sides, baseline, metrics) if pair else 0:
+    if alone := _without_partner(sides, metrics) if pair else 0:
         notes.append(f"Left out: runs without a partner ({alone}).")
     if left_out:
         notes.append(f"Left out: runs that are not completed ({left_out}).")
@@ -199,110 +201,149 @@ def _check_metrics(metrics: Sequence[str], runs: Sequence[Run]) -> None:
             raise ConfigError(f"--metric {name}: no completed run has it.{did_you_mean(name, known)}")
 
 
-class _Sides:
-    """What the keys that vary mean: those that pair runs, and those that make a configuration.
+@dataclass(frozen=True)
+class _Configuration:
+    """Runs that differ at most in the seed, and the runs of the baseline to compare them with.
 
     Attributes:
-      matched: the keys that pair runs, the seed first.
-      configurations: the runs by their configuration, as KEY=VALUE of the keys that the baseline has otherwise.
+      text: KEY=VALUE for the keys whose value the baseline does not have, and for those that divide both sides.
     """
 
-    def __init__(self, runs: Sequence[Run], baseline: Sequence[Run], *, pair: bool) -> None:
+    text: str
+    runs: list[Run]
+    baseline: Sequence[Run]
+
+
+class _Sides:
+    """What the keys that vary mean: those that divide both sides into parts, and those that make a configuration.
+
+    Attributes:
+      within: the keys that divide both sides.
+    """
+
+    def __init__(self, runs: Sequence[Run], baseline: Sequence[Run]) -> None:
         everything = [*runs, *baseline]
-        self._rows = {run.path: rows.row(run) for run in everything}
+        found = {run.path: rows.row(run) for run in everything}
         axes = [key for key in rows.axes(everything) if key != rows.SEED]
-        both = [key for key in axes if self._pairs(self._texts(key, runs), self._texts(key, baseline))] if pair else []
-        self.matched = [rows.SEED, *both]
-        treated = [key for key in axes if key not in both]
-        several = {key: self._texts(key, baseline) for key in treated if len(self._texts(key, baseline)) > 1}
-        if several:
-            varied = "; ".join(f"{key}: {', '.join(sorted(values))}" for key, values in several.items())
-            raise ConfigError(f"--against has several configurations ({varied}); name the folders of one of them")
-        self.configurations: dict[tuple[str, ...], list[Run]] = {}
-        for run, parts in zip(runs, self._parts(runs, baseline, treated)):
-            self.configurations.setdefault(parts, []).append(run)
+        self._texts: dict[str, dict[Any, str]] = {}  # of each key, by the path of a run
+        for key in (rows.SEED, *axes):
+            texts = rows.briefly([found[run.path].get(key) for run in everything], distinct=True)
+            self._texts[key] = {run.path: text for run, text in zip(everything, texts)}
+        self.within = [key for key in axes if self._divides(self._values(key, runs), self._values(key, baseline))]
+        treated = [key for key in axes if key not in self.within]
+        self._check(treated, baseline)
+        self._short = headings(axes)
+        by_values: dict[Hashable, _Configuration] = {}
+        for run in runs:
+            differing = [key for key in treated if self._text(key, run) not in self._values(key, baseline)]
+            part = self._part(run)
+            values = (part, *(self._assigned(key, run) for key in differing))
+            if values not in by_values:
+                same = [other for other in baseline if self._part(other) == part]
+                by_values[values] = _Configuration(self._named(differing, run), [], same)
+            by_values[values].runs.append(run)
+        self.configurations = list(by_values.values())
 
     @staticmethod
-    def _pairs(values: set[str], against: set[str]) -> bool:
-        """Whether a key pairs runs: it varies on both sides, or in the baseline, which has all values of the others."""
+    def _divides(values: set[str], against: set[str]) -> bool:
+        """Whether a key varies on both sides, or in the baseline, which has all values of the others."""
         return len(values & against) > 1 or (len(against) > 1 and values <= against)
 
-    def _texts(self, key: str, runs: Iterable[Run]) -> set[str]:
-        return {rows.shown(self._rows[run.path].get(key)) for run in runs}
+    def _check(self, treated: Sequence[str], baseline: Sequence[Run]) -> None:
+        """Raises ConfigError if the baseline has several values of a key that makes a configuration."""
+        varied = []
+        for key in treated:
+            values = self._values(key, baseline)
+            if len(values) > 1:
+                varied.append(f"{key}: {', '.join(sorted(values))}")
+        if varied:
+            listed = "; ".join(varied)
+            raise ConfigError(f"--against has several configurations ({listed}); name the folders of one of them")
 
-    def _parts(self, runs: Sequence[Run], baseline: Sequence[Run], keys: Sequence[str]) -> list[tuple[str, ...]]:
-        """The configuration of each run: KEY=VALUE for the keys whose value the baseline does not have."""
-        short = headings(keys)
-        parts: list[list[str]] = [[] for _ in runs]
-        for key in keys:
-            values = rows.briefly([self._rows[run.path].get(key) for run in (*runs, *baseline)], distinct=True)
-            for of_run, value in zip(parts, values):
-                if value not in values[len(runs) :]:
-                    of_run.append(f"{short[key]}={value or 'null'}")
-        return [tuple(of_run) for of_run in parts]
+    def _text(self, key: str, run: Run) -> str:
+        return self._texts[key][run.path]
 
-    def _key(self, run: Run) -> Hashable:
-        """What makes two runs a pair."""
-        return tuple(rows.shown(self._rows[run.path].get(name)) for name in self.matched)
+    def _values(self, key: str, runs: Iterable[Run]) -> set[str]:
+        return {self._text(key, run) for run in runs}
 
-    def are_repeated(self, samples: Iterable[Sequence[Run]]) -> bool:
-        """Whether any of the samples has several runs with the same key."""
-        return any(len({self._key(run) for run in sample}) < len(sample) for sample in samples)
+    def _part(self, run: Run) -> tuple[str, ...]:
+        """The values of the keys that divide both sides."""
+        return tuple(self._text(key, run) for key in self.within)
+
+    def _assigned(self, key: str, run: Run) -> str:
+        return f"{self._short[key]}={self._text(key, run) or 'null'}"
+
+    def _named(self, differing: Sequence[str], run: Run) -> str:
+        """The configuration of a run as text, with the first of the keys in which it differs from the baseline."""
+        parts = [self._assigned(key, run) for key in differing[:_MOST_KEYS]]
+        if len(differing) > _MOST_KEYS:
+            parts[-1] += f" and {len(differing) - _MOST_KEYS} more"
+        parts += [self._assigned(key, run) for key in self.within]
+        return ", ".join(parts) or "the same configuration"
+
+    def have_repeated_seeds(self) -> bool:
+        """Whether several runs of a configuration, or of its baseline, have the same seed."""
+        for each in self.configurations:
+            for side in (each.runs, each.baseline):
+                if len(self._values(rows.SEED, side)) < len(side):
+                    return True
+        return False
 
     def values(self, runs: Sequence[Run], metric: str) -> dict[Hashable, float]:
-        """The metric of runs by the keys that pair them; runs that agree in these count as their mean."""
-        by_key: dict[Hashable, list[float]] = {}
+        """The metric of runs by seed; runs with the same seed count as their mean."""
+        by_seed: dict[Hashable, list[float]] = {}
         for run in runs:
             value = rows.metrics(run).get(metric)
             if value is not None:
-                by_key.setdefault(self._key(run), []).append(value)
-        return {key: statistics.fmean(values) for key, values in by_key.items()}
+                by_seed.setdefault(self._text(rows.SEED, run), []).append(value)
+        return {seed: statistics.fmean(values) for seed, values in by_seed.items()}
 
     def seeds(self, runs: Sequence[Run]) -> str:
-        return ", ".join(sorted(self._texts(rows.SEED, runs))) or "none"
+        return ", ".join(sorted(self._values(rows.SEED, runs))) or "none"
 
 
-def _text(parts: Sequence[str]) -> str:
-    more = f" and {len(parts) - _MOST_KEYS} more" if len(parts) > _MOST_KEYS else ""
-    return ", ".join(parts[:_MOST_KEYS]) + more or "the same configuration"
-
-
-def _compared(
-    text: str, metric: str, runs: Sequence[Run], baseline: Sequence[Run], sides: _Sides, *, pair: bool
-) -> Compared:
+def _compared(configuration: _Configuration, metric: str, sides: _Sides, *, pair: bool) -> Compared:
+    runs = configuration.runs
+    baseline = configuration.baseline
     if pair:
         found = paired(sides.values(runs, metric), sides.values(baseline, metric))
     else:
         sample, other = ([rows.metrics(run).get(metric) for run in side] for side in (runs, baseline))
         found = unpaired([v for v in sample if v is not None], [v for v in other if v is not None])
-    return Compared(text, metric, found, [run.name for run in runs], [run.name for run in baseline])
+    names = [run.name for run in runs]
+    return Compared(configuration.text, metric, found, names, [run.name for run in baseline])
 
 
 def _no_pairs(sides: _Sides, runs: Sequence[Run], baseline: Sequence[Run]) -> str:
+    same = " and ".join([rows.SEED, *sides.within])
     return (
-        f"no run has a partner in --against with the same {' and '.join(sides.matched)} (seeds {sides.seeds(runs)}; "
+        f"no run has a partner in --against with the same {same} (seeds {sides.seeds(runs)}; "
         f"in --against {sides.seeds(baseline)}); run the same seeds on both sides, or compare the means by --unpaired"
     )
 
 
-def _without_partner(sides: _Sides, baseline: Sequence[Run], metrics: Sequence[str]) -> int:
+def _without_partner(sides: _Sides, metrics: Sequence[str]) -> int:
     """The number of runs, on the left of --against, that are in no pair."""
-    partners = {key for metric in metrics for key in sides.values(baseline, metric)}
-    return sum(
-        not (partners & {key for metric in metrics for key in sides.values([run], metric)})
-        for those in sides.configurations.values()
-        for run in those
-    )
+    number = 0
+    for each in sides.configurations:
+        partners = {seed for metric in metrics for seed in sides.values(each.baseline, metric)}
+        for run in each.runs:
+            own = {seed for metric in metrics for seed in sides.values([run], metric)}
+            number += not partners & own
+    return number
 
 
 def _notes(compared: Sequence[Compared], sides: _Sides, *, pair: bool) -> list[str]:
     tests = sum(each.difference is not None and each.difference.p is not None for each in compared)
     if pair:
-        same = " and ".join(sides.matched)
-        what = f"Paired by {same}. Student's paired t test, two-sided; it assumes that differences are about normal."
+        what = "Student's paired t test, two-sided; it assumes that differences are about normal."
+        how = "Paired by seed"
     else:
-        what = "Unpaired: Welch's t test of the means, two-sided; it assumes independent, about normal samples."
-    notes = [what]
+        what = "Welch's t test of the means, two-sided; it assumes independent, about normal samples."
+        how = "Unpaired"
+    if sides.within:
+        how += f", within the same {' and '.join(sides.within)}"
+    notes = [f"{how}. {what}"]
     if tests > 1:
         notes.append(f"p is corrected for {tests} comparisons as by Holm; the intervals are not corrected.")
     if tests:

@@ -121,23 +121,34 @@ def test_runs_are_paired_by_seed_and_each_configuration_is_compared(tmp_path, co
     assert "no test" in found[1]["reason"]
 
 
-def test_other_keys_that_vary_on_both_sides_pair_runs_too(tmp_path, compared):
+def test_other_keys_that_vary_on_both_sides_make_rows(tmp_path, compared, capfd):
+    """Runs of two learning rates with the same seed are not independent pairs."""
     values = {(0.1, 1): 0.6, (0.1, 2): 0.63, (0.2, 1): 0.7, (0.2, 2): 0.76}
     for (rate, seed), auc in values.items():
         name = f"{rate}-{seed}"
         a_run(tmp_path / "new" / name, seed=seed, auc=auc, config=with_rate(rate), partitioner="fixed_shards")
         a_run(tmp_path / "base" / name, seed=seed, auc=auc - 0.01 * seed, config=with_rate(rate))
-    (found,) = compared(tmp_path / "new", "--against", tmp_path / "base", *AUC)
-    assert (found["configuration"], found["number"]) == ("partitioner=fixed_shards", 4)
-    assert found["p"] == pytest.approx(stats.ttest_1samp([0.01, 0.02, 0.01, 0.02], 0).pvalue)
+    found = compared(tmp_path / "new", "--against", tmp_path / "base", *AUC)
+    names = [f"partitioner=fixed_shards, learning_rate={rate}" for rate in (0.1, 0.2)]
+    assert [(each["configuration"], each["number"]) for each in found] == [(name, 2) for name in names]
+    assert found[0]["runs"] == ["new/0.1-1", "new/0.1-2"]
+    assert found[0]["against"] == ["base/0.1-1", "base/0.1-2"]
+    assert [each["mean_against"] for each in found] == pytest.approx([(0.59 + 0.61) / 2, (0.69 + 0.74) / 2])
+    assert found[0]["p"] == pytest.approx(stats.ttest_1samp([0.01, 0.02], 0).pvalue)
     # Of a baseline that has more values than the others, the same are partners.
     (part,) = compared(tmp_path / "new" / "0.1-1", tmp_path / "new" / "0.1-2", "--against", tmp_path / "base", *AUC)
-    assert (part["configuration"], part["number"]) == ("partitioner=fixed_shards", 2)
+    assert (part["configuration"], part["number"]) == (names[0], 2)
+    assert part["against"] == ["base/0.1-1", "base/0.1-2"]
     # Runs of a key and seed that were repeated count as their mean.
     a_run(tmp_path / "base" / "again", seed=1, auc=0.6, config=with_rate(0.1))
-    (again,) = compared(tmp_path / "new", "--against", tmp_path / "base", *AUC)
-    assert again["number"] == 4
-    assert again["difference"] == pytest.approx((0.005 + 0.02 + 0.01 + 0.02) / 4)
+    again, _ = compared(tmp_path / "new", "--against", tmp_path / "base", *AUC)
+    assert again["number"] == 2
+    assert again["difference"] == pytest.approx((0.005 + 0.02) / 2)
+    main([str(tmp_path / "new"), "--against", str(tmp_path / "base"), *AUC])
+    assert "Paired by seed, within the same optimizer.learning_rate." in capfd.readouterr().out
+    # So are they without pairs.
+    apart = compared(tmp_path / "new", "--against", tmp_path / "base", *AUC, "--unpaired")
+    assert [each["configuration"] for each in apart] == names
 
 
 def test_what_the_terminal_says_of_few_pairs_and_of_runs_that_are_left_out(tmp_path, capfd):
