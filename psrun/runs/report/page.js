@@ -156,15 +156,17 @@ function names(same) {
   return folders.length > 1 ? few(same.map((run) => run.name)) : folders[0] + few(same.map((run) => run.name.slice(folders[0].length)));
 }
 
-/** One line of the table: of a run, or of several that differ only in the seed. */
+/** One line of the table: of a run, or of several that differ only in the seed. Means are those of completed runs, if there are any. */
 function line(same) {
-  const pick = (get) => {
-    const values = same.map(get).filter((value) => known(value) && value !== "");
+  const completed = same.filter((run) => run.status === "completed");
+  const measured = completed.length ? completed : same;
+  const pick = (get, from = same) => {
+    const values = from.map(get).filter((value) => known(value) && value !== "");
     if (!values.length) return [null, ""];
     if (unique(values).length === 1) return [values[0], shown(values[0])];
     if (!values.every((value) => typeof value === "number")) return [values[0], short(unique(values).join(", "), 40)];
     // Runs of one seed, such as a reproduction, count as their mean.
-    const means = [...grouped(same, (run) => run.axes.seed).values()].map((runs) => runs.map(get).filter(known)).filter((each) => each.length).map(mean);
+    const means = [...grouped(from, (run) => run.axes.seed).values()].map((runs) => runs.map(get).filter(known)).filter((each) => each.length).map(mean);
     if (means.length === 1) return [means[0], shown(means[0])];
     const middle = mean(means);
     const spread = Math.sqrt(means.reduce((sum, value) => sum + (value - middle) ** 2, 0) / (means.length - 1));
@@ -176,8 +178,8 @@ function line(same) {
   for (const name of NAMED) if (DISTINGUISHING.includes(name) || name === "seed") axis(name);
   cells.status = pick((run) => run.status);
   cells.name = pick((run) => run.called);
-  for (const name of DATA.metrics) cells[name] = pick((run) => run.metrics[name]);
-  for (const name of ["steps", "steps_per_s", "examples_per_s", "wall_s", "recoveries"]) cells[name] = pick((run) => run[name]);
+  for (const name of DATA.metrics) cells[name] = pick((run) => run.metrics[name], measured);
+  for (const name of ["steps", "steps_per_s", "examples_per_s", "wall_s", "recoveries"]) cells[name] = pick((run) => run[name], measured);
   for (const name of NAMED) if (!(name in cells)) axis(name);
   return cells;
 }

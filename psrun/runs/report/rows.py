@@ -20,22 +20,19 @@ from psrun.results.run_folder import flat
 from psrun.results.run_state import natural, printable
 from psrun.runs.report.runs import Run
 from psrun.runs.report.spread import Spread
+from psrun.runs.sweeps import sweep
 from psrun.runs.sweeps.sweep import best_of
 
 SEED = "seed"
 BEST = "best_"  # before the name of the metric by which checkpoints are compared
 FOLDED = "seeds"
+SEEDS = "all seeds"  # of the runs that are folded; FOLDED is the number of those with the values
 MEASURED = ("steps", "steps_per_s", "examples_per_s", "wall_s", "recoveries")
 _LONGEST_LIST = 40  # characters of values that are shown
 _LONGEST_MAPPING = 20
 _FEATURES = "data.features"
 _TYPES = ("kind", "_target_")  # the choice of a group
-_ASIDE = (
-    "sweep",
-    "tracker",
-    "profile",
-    "system",
-)  # what does not change what a run trains: compared where it was chosen
+_ASIDE = ("tracker", "profile", "system")  # what does not change what a run trains: compared where it was chosen
 # How a run was started, and not what it trained.
 NOT_COMPARED = ("resume", "run.name", "run.verbose", "task.type", "task.index")
 _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
@@ -158,7 +155,7 @@ def _joined(runs: Sequence[Run]) -> list[Row]:
 
 def _is_axis(key: str, rows: Sequence[Row], overridden: bool) -> bool:
     group, _, last = key.rpartition(".")
-    if key in NOT_COMPARED or group == "sweep" or (last in _TYPES and "." not in group):
+    if key in NOT_COMPARED or sweep.is_own_key(key) or (last in _TYPES and "." not in group):
         return False
     if _is_aside(key) and not overridden:
         return False
@@ -276,11 +273,12 @@ def groups(runs: Sequence[Run]) -> list[int]:
     group_of_run = []
     named = {key for run in runs for key in run.overrides}
     for index, run in enumerate(runs):
-        others = {
-            key: value
-            for key, value in run.config.items()
-            if key not in (SEED, *NOT_COMPARED) and (key in named or not _is_aside(key))
-        }
+        others = {}
+        for key, value in run.config.items():
+            if key in (SEED, *NOT_COMPARED) or sweep.is_own_key(key):
+                continue
+            if key in named or not _is_aside(key):
+                others[key] = value
         what = _text([others, run.overrides.get("experiment")]) if run.config else str(index)
         group_of_run.append(numbers.setdefault(what, len(numbers)))
     return group_of_run
@@ -299,25 +297,38 @@ def folded(rows: Sequence[Row], numbers: Sequence[int]) -> list[Row]:
 
 
 def _one(same: Sequence[Row]) -> Row:
+    """The row of runs that differ only in the seed. If any of them is completed, measured values are its values."""
+    completed = [each for each in same if each["status"] == "completed"]
+    measured = completed or same
     merged: Row = {}
     for key in dict.fromkeys(key for each in same for key in each):
         values = [each[key] for each in same if each.get(key) is not None]
         numbers = [value for value in values if as_number(value) is not None]
-        if not differs(values):
-            merged[key] = values[0] if values else None
-        elif len(numbers) == len(values):
-            merged[key] = _spread(key, same)
+        if len(numbers) == len(values):
+            merged[key] = _spread(key, measured)
+        elif not differs(values):
+            merged[key] = values[0]
         else:
             merged[key] = ", ".join(map(shown, values))
-    merged |= {SEED: None, FOLDED: len({_text(each.get(SEED)) for each in same})}
+    merged |= {SEED: None, FOLDED: _num_seeds(measured), SEEDS: _num_seeds(same)}
     counts = Counter(each["status"] for each in same)
     merged["status"] = next(iter(counts)) if len(counts) == 1 else ", ".join(f"{n} {s}" for s, n in counts.items())
     merged["error"] = next((each["error"] for each in same if each["error"]), "")
     return merged
 
 
-def _spread(key: str, same: Sequence[Row]) -> Spread | float:
-    """The spread of a column over seeds. Runs of one seed, such as a reproduction, count as their mean."""
+def _num_seeds(same: Sequence[Row]) -> int:
+    return len({_text(each.get(SEED)) for each in same})
+
+
+def _spread(key: str, same: Sequence[Row]) -> Any:
+    """The spread of a column over seeds; the value if it is the same for all. None without a value.
+
+    Runs of one seed, such as a reproduction, count as their mean.
+    """
+    values = [each[key] for each in same if each.get(key) is not None]
+    if not differs(values):
+        return values[0] if values else None
     by_seed: dict[str, list[float]] = {}
     for each in same:
         if (value := as_number(each.get(key))) is not None:

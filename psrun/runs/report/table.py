@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from psrun.runs import states
-from psrun.runs.report.rows import FOLDED, Row, briefly, shown
+from psrun.runs.report.rows import FOLDED, SEEDS, Row, briefly, shown
 from psrun.runs.report.runs import Run
 from psrun.runs.report.spread import Spread
 
@@ -84,6 +84,8 @@ def _columns(rows: Sequence[Row], columns: Sequence[str]) -> list[_Column]:
 def _cells(column: str, rows: Sequence[Row]) -> list[Text]:
     if column == "run":
         return [Text(_run_name(row)) for row in rows]
+    if column == FOLDED:
+        return [Text(_seeds(row)) for row in rows]
     is_key = "." in column  # of the configuration; measured values may look alike
     texts = briefly([row.get(column) for row in rows], distinct=is_key)
     if column == "status":
@@ -102,6 +104,13 @@ def _run_name(row: Row) -> str:
     first, *others = name.split(", ")
     folder = first.rpartition("/")[0] + "/"
     return _names([first, *(name.removeprefix(folder) for name in others)])
+
+
+def _seeds(row: Row) -> str:
+    """The number of seeds; '1 of 3' if the values are those of one."""
+    number = row.get(FOLDED)
+    total = row.get(SEEDS)
+    return shown(number) if number == total else f"{number} of {total}"
 
 
 def fitting(rows: Sequence[Row], columns: Sequence[str], spare: Sequence[str], room: int) -> list[str]:

@@ -375,13 +375,16 @@ class SweepRunner:
         return ExitCode.USAGE if codes == {ExitCode.USAGE} else ExitCode.FAILED if codes else ExitCode.DONE
 
     def _show_next_command(self, state: SweepState) -> None:
-        """Prints how to train the best configuration again, or to see the spread of a sweep over seeds alone."""
+        """Prints how to see the spread of a sweep over seeds, and to train the best configuration again."""
         best = state.best
         if best is None:
             return
-        if {key_of(each) for each in best.apart.split()} <= {_SEED}:
+        varied = {key_of(each) for each in best.apart.split()}
+        if _SEED in varied or not varied:
             folder = shlex.quote(run_state.shown_path(self.sweep.path))
-            self._print(f"to see the spread: psrun report {folder}")
+            what = "the means over seeds" if varied > {_SEED} else "the spread"
+            self._print(f"to see {what}: psrun report {folder}")
+        if varied <= {_SEED}:
             return
         options, _ = groups.split_arguments(groups.arguments_of_the_configuration(self._arguments))
         chosen = []

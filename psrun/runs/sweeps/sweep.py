@@ -19,7 +19,7 @@ from typing import Any
 
 import psrun
 from psrun import files, process
-from psrun.config.groups import run_argument
+from psrun.config.groups import key_of, run_argument
 from psrun.errors import CANNOT_GROW, ConfigError, Problem, SweepError
 from psrun.results import run_state
 from psrun.results.events import Progress
@@ -411,8 +411,17 @@ def final_statuses(search: str | None) -> tuple[str, ...]:
     return ("completed", "failed") if search else ("completed",)
 
 
+def is_own_key(key: str) -> bool:
+    """Whether a key says how the sweep runs its jobs, and not what they train."""
+    return key.partition(".")[0] == "sweep"
+
+
 def distinguishing(overrides: Sequence[Sequence[str]]) -> list[str]:
-    """Of the overrides of each job those that not all jobs have, as text."""
+    """Of the overrides of each job those that not all jobs have, as text; without those of the sweep itself.
+
+    A job that began after the sweep was resumed may have another `sweep.max_parallel`.
+    """
+    overrides = [[each for each in one if not is_own_key(key_of(each))] for one in overrides]
     sets = [set(each) for each in overrides if each]
     common = set.intersection(*sets) if len(sets) > 1 else set[str]()
     return [" ".join(each for each in one if each not in common) for one in overrides]

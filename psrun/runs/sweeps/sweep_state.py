@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from psrun import files
+from psrun.config.groups import key_of
 from psrun.errors import PsrunError
 from psrun.results import run_state
 from psrun.results.run_folder import OVER, SEARCH_STATES, RunFolder
@@ -27,6 +28,7 @@ from psrun.runs.sweeps.sweep import (
     default_metric,
     distinguishing,
     final_statuses,
+    is_own_key,
     mode_of,
     ranking_value,
 )
@@ -155,8 +157,11 @@ class SweepReader:
         """What of its overrides tells each job from the others. The next one of a search may have other values."""
         if self._sweep is None or not self._sweep.search:
             return distinguishing([job.overrides for job in jobs])
-        common = self._sweep.arguments
-        return [" ".join(each for each in job.overrides if each not in common) for job in jobs]
+        texts = []
+        for job in jobs:
+            own = [each for each in job.overrides if each not in self._sweep.arguments]
+            texts.append(" ".join(each for each in own if not is_own_key(key_of(each))))
+        return texts
 
     def _is_gone(self, sweep: Sweep) -> bool:
         """Whether the process of a sweep that is recorded as running was killed."""

@@ -129,6 +129,34 @@ def test_folded_seeds_have_mean_deviation_and_number(tmp_path, report):
     assert "same1, same2, same3" not in report(tmp_path / "runs", "--no-fold-seeds")
 
 
+def test_how_a_sweep_runs_its_jobs_makes_no_configuration(tmp_path, report):
+    """A job that began after `psrun resume SWEEP sweep.max_parallel=3` has another value."""
+    for seed, at_once in ((1, 2), (2, 3), (3, 3)):
+        overrides = [f"seed={seed}", "sweep.metric=val_auc", f"sweep.max_parallel={at_once}"]
+        config = {"sweep": {"metric": "val_auc", "max_parallel": at_once}}
+        a_run(tmp_path / "runs" / str(seed), seed=seed, overrides=overrides, config=config)
+    (row,) = listed(report, tmp_path / "runs", "--fold-seeds")
+    assert row["seeds"] == 3
+    assert "sweep.max_parallel" not in row
+
+
+def test_means_are_those_of_completed_runs(tmp_path, report):
+    stopped = {"status": "interrupted", "metrics": {"loss": 0.9, "val_auc": 0.5}, "wall_s": 1.0}
+    for seed, auc, changes in ((1, 0.7, {}), (2, 0.8, {}), (3, 0.5, stopped)):
+        a_run(tmp_path / "runs" / str(seed), seed=seed, auc=auc, **changes)
+    (row,) = listed(report, tmp_path / "runs", "--fold-seeds")
+    assert (row["status"], row["seeds"]) == ("2 completed, 1 interrupted", 2)
+    assert (row["val_auc"], row["loss"], row["wall_s"]) == (pytest.approx(0.75), 0.5, 12.0)
+    text = report(tmp_path / "runs")
+    assert "2 of 3" in text
+    assert "0.75 ± 0.071" in text
+    # Of runs none of which is completed, all count.
+    for seed in (1, 2):
+        a_run(tmp_path / "others" / str(seed), seed=seed, auc=0.5 + seed / 10, status="interrupted")
+    (row,) = listed(report, tmp_path / "others", "--fold-seeds")
+    assert (row["val_auc"], row["seeds"]) == (pytest.approx(0.65), 2)
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [

@@ -222,6 +222,11 @@ def test_how_a_job_is_by_its_folder(tmp_path):
 def test_jobs_are_distinguished_by_overrides_that_not_all_have(tmp_path):
     assert distinguishing([["a=1", "b=1"], ["a=1", "b=2"]]) == ["b=1", "b=2"]
     assert distinguishing([["a=1", "b=1"]]) == ["a=1 b=1"]
+    resumed = [["a=1", "sweep.max_parallel=2"], ["a=2", "sweep.max_parallel=3"]]
+    assert distinguishing(resumed) == ["a=1", "a=2"]
+    search = Sweep(tmp_path, ["sweep.max_parallel=2"], search="tpe")
+    search.jobs = {number: Job(number, each, str(number)) for number, each in enumerate(resumed)}
+    assert [job.apart for job in SweepReader(tmp_path, sweep=search).look().jobs] == ["a=1", "a=2"]
     sweep = Sweep(tmp_path, [], metric="val_auc", mode="max", started_s=0.0)
     sweep.plan(planned(*(Job(number, [], str(number)) for number in range(3))))
     for number, (status, metric) in enumerate([("completed", 0.5), ("completed", 0.7), ("failed", 0.9)]):
@@ -283,6 +288,11 @@ def test_a_sweep_without_a_metric_is_ranked_by_the_one_of_its_checkpoints(tmp_pa
     [
         (["seed=1", "seed=2"], None, "to see the spread: psrun report sweep"),
         (["rate=1", "rate=2"], None, "to train the best again: psrun --config-dir conf model=dense 'a=[1, 2]' rate=2"),
+        (
+            ["rate=1 seed=1", "rate=2 seed=2"],
+            None,
+            "to train the best again: psrun --config-dir conf model=dense 'a=[1, 2]' rate=2 seed=2",
+        ),
         (["rate=1", "rate=2"], ["rate=3"], "to train the best again: psrun --config-dir conf rate=3"),
     ],
 )
@@ -294,13 +304,16 @@ def test_a_sweep_ends_with_the_next_command(tmp_path, monkeypatch, capsys, apart
     running.begin(tmp_path / "sweep", keys={"metric": "val_auc", "mode": "max", "max_parallel": "auto"})
     common = ["model=dense", "a=[1, 2]"]
     fixed = ["sweep.metric=val_auc", "run.name=name", "hydra.sweep.dir=sweep"]
-    running.sweep.plan(planned(*(Job(n, [*common, each, *fixed], str(n)) for n, each in enumerate(apart))))
+    running.sweep.plan(planned(*(Job(n, [*common, *each.split(), *fixed], str(n)) for n, each in enumerate(apart))))
     for number in (0, 1):
         job_folder(tmp_path / "sweep" / str(number), status="completed", metrics={"val_auc": 0.5 + number / 10})
     if winner is not None:
         running.conclude("best configuration: rate=3", winner)
     assert running.end(None) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == last
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == last
+    # The best job has one seed only.
+    assert ("to see the means over seeds: psrun report sweep" in lines) == (apart[0] == "rate=1 seed=1")
 
 
 def test_a_terminal_sees_a_row_a_job_and_the_best_so_far(tmp_path):
