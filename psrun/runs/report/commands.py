@@ -36,7 +36,7 @@ def main(arguments: list[str]) -> ExitCode:
         if target is not None and compared:
             output.write(console, target, write(*comparison.records(compared)))
         elif target is not None:
-            records, fields = report.folded(columns or report.all_columns, bool(options.fold_seeds))
+            records, fields = report.folded(report.for_programs(columns), bool(options.fold_seeds))
             output.write(console, target, write(records, fields))
     if options.html is not None:
         titles = [printable(folder) for folder in (*folders, *against)]
@@ -44,10 +44,20 @@ def main(arguments: list[str]) -> ExitCode:
         output.write(console, options.html, html)
     if not any((options.csv, options.json, options.html)):
         if compared:
-            output.to_stdout(output.on_paper(console, *comparison.shown(compared)))
+            output.to_stdout(_comparisons(compared, console))
         else:
             output.to_stdout(report.as_table(console, columns, fold=options.fold_seeds is not False))
     return ExitCode.DONE
+
+
+def _comparisons(compared: comparison.Comparisons, console: Console) -> str:
+    """The text for `console`: the table of comparisons, and the notes on it."""
+    records, columns, notes = comparison.shown(compared)
+    visible = columns
+    if console.is_terminal:
+        visible = table.fitting(records, columns, comparison.SPARE, console.width)
+    hidden = table.hidden(columns, visible, "--csv writes all")
+    return output.on_paper(console, records, visible, [*notes, *hidden])
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -124,9 +134,16 @@ class _Report:
         """The columns in `text`, as of --columns."""
         return ["run", *(rows.full_key(key.strip(), self.rows) for key in text.split(",") if key.strip() != "run")]
 
-    @property
-    def all_columns(self) -> list[str]:
-        return ["run", "folder", *self.axes, "status", *self.metrics, *rows.MEASURED, "error", *self._name]
+    def for_programs(self, chosen: Sequence[str]) -> list[str]:
+        """The columns of CSV and JSON: what tells the runs apart, then those that were chosen, else all."""
+        columns = ["run", *self.axes]
+        if rows.SEED not in columns:
+            columns.insert(1, rows.SEED)
+        if chosen:
+            return list(dict.fromkeys([*columns, *chosen]))
+        stale = dict.fromkeys(name for row in self.rows for name in row if name.startswith("staleness."))
+        columns.insert(1, "folder")
+        return [*columns, "status", *self.metrics, *rows.MEASURED, *stale, "error", *self._name]
 
     @property
     def _name(self) -> list[str]:
@@ -153,8 +170,7 @@ class _Report:
         """The text for `console`: the table, and lines about it."""
         columns = chosen
         if not chosen:
-            metrics, measured = ([n for n in names if self._has_values(n)] for names in (self.metrics, rows.MEASURED))
-            columns = ["run", "status", *metrics, *self.axes, *measured, *self._name]
+            columns = self._default_columns()
         records, columns = self.folded(columns, fold)
         if not self._sort:
             records = self.ranking.ordered(records)
@@ -164,26 +180,34 @@ class _Report:
         lines = [table.summary(self.runs, records)]
         if self.ranking.differs:
             lines.append(f"not ranked: the runs were evaluated on different rows ({self.ranking.differs})")
-        if hidden := [column for column in columns if column not in visible]:
-            lines.append(f"hidden columns: {', '.join(hidden)} (choose columns with --columns; --csv writes all)")
+        lines += table.hidden(columns, visible, "choose columns with --columns; --csv writes all")
         return output.on_paper(console, records, visible, [*lines, *table.errors(self.runs)])
 
     def _has_values(self, column: str) -> bool:
         """Whether a column has a value; for recoveries, whether there were any."""
         return any(row.get(column) if column == "recoveries" else row.get(column) is not None for row in self.rows)
 
-    def _spare(self, columns: Sequence[str]) -> list[str]:
-        """The columns that may be hidden, the least important first; run, status and two metrics stay."""
+    def _default_columns(self) -> list[str]:
+        """The columns of the table: the metric that ranks the runs, the keys that were set otherwise, then the rest."""
+        metrics = [name for name in self.metrics if self._has_values(name)]
+        measured = [name for name in rows.MEASURED if self._has_values(name)]
+        explicit, implied = self._axes_by_origin()
+        return ["run", "status", *metrics[:1], *explicit, *metrics[1:], *implied, *measured, *self._name]
+
+    def _axes_by_origin(self) -> tuple[list[str], list[str]]:
+        """The axes that a command line set, and the others."""
         overridden = {key for run in self.runs for key in run.overrides}
         explicit = [key for key in self.axes if key in overridden]
-        implied = [key for key in self.axes if key not in overridden]
-        evaluated = [name for name in self.metrics if name.startswith(("val_", rows.BEST))]
-        trained = [name for name in self.metrics if name not in evaluated]
-        essential = (evaluated or trained)[:2]
-        if self.ranking.metric and self.ranking.metric not in essential:
-            essential = [self.ranking.metric, *essential[:1]]
+        return explicit, [key for key in self.axes if key not in overridden]
+
+    def _spare(self, columns: Sequence[str]) -> list[str]:
+        """The columns that may be hidden, the least important first; run, status and one metric stay."""
+        explicit, implied = self._axes_by_origin()
+        further = [name for name in columns if name in self.metrics][1:]
+        evaluated = [name for name in further if name.startswith(("val_", rows.BEST))]
+        trained = [name for name in further if name not in evaluated]
         order = [
             *reversed(implied), "wall_s", "steps", "steps_per_s", *reversed(trained), *reversed(evaluated),
             "recoveries", "examples_per_s", "notes", *reversed(explicit), rows.FOLDED,
         ]  # fmt: skip
-        return [column for column in order if column in columns and column not in essential]
+        return [column for column in order if column in columns]

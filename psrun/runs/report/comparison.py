@@ -24,6 +24,9 @@ from psrun.runs.report.table import headings
 _ROUNDING = 1e-12  # relative to the values: a smaller deviation of differences is that of floating point
 _MOST_KEYS = 4  # that name a configuration
 _NO_PAIR = "no pair"
+_NO_TEST = "no test"
+_EQUAL_PAIRS = f"all pairs differ by the same: {_NO_TEST}"
+_EQUAL_SIDES = f"the runs of each side are equal: {_NO_TEST}"
 _PURPOSE = "the test of --against"
 
 Values = Mapping[Hashable, float]  # the metric by seed
@@ -98,10 +101,10 @@ def paired(values: Values, against: Values) -> MeanDifference | None:
     other = [against[key] for key in keys]
     found = MeanDifference(len(keys), statistics.fmean(sample), statistics.fmean(other))
     if len(keys) < 2:
-        return replace(found, reason="one pair: no test")
+        return replace(found, reason=f"one pair: {_NO_TEST}")
     each = [a - b for a, b in zip(sample, other)]
     if _is_constant(each, [*sample, *other]):
-        return replace(found, reason="all pairs differ by the same: no test")
+        return replace(found, reason=_EQUAL_PAIRS)
     return _tested(found, scipy_stats(_PURPOSE).ttest_rel(sample, other))
 
 
@@ -112,9 +115,9 @@ def unpaired(values: Sequence[float], against: Sequence[float]) -> MeanDifferenc
     number = min(len(values), len(against))
     found = MeanDifference(number, statistics.fmean(values), statistics.fmean(against))
     if number < 2:
-        return replace(found, reason="one run: no test")
+        return replace(found, reason=f"one run: {_NO_TEST}")
     if _is_constant(values, values) and _is_constant(against, against):
-        return replace(found, reason="the runs of each side are equal: no test")
+        return replace(found, reason=_EQUAL_SIDES)
     return _tested(found, scipy_stats(_PURPOSE).ttest_ind(values, against, equal_var=False))
 
 
@@ -348,8 +351,12 @@ def _notes(compared: Sequence[Compared], sides: _Sides, *, pair: bool) -> list[s
         notes.append(f"p is corrected for {tests} comparisons as by Holm; the intervals are not corrected.")
     if tests:
         notes.append(f"*: significant, p < {LEVEL}.")
+    for reason in dict.fromkeys(each.difference.reason for each in compared if each.difference):
+        if reason in (_EQUAL_PAIRS, _EQUAL_SIDES):
+            notes.append(f"{reason[0].upper()}{reason[1:]}.")
     if any(each.difference and each.difference.number < 2 for each in compared):
-        notes.append("A test needs two pairs or more: run more seeds.")
+        least = "two pairs or more" if pair else "two runs or more on each side"
+        notes.append(f"A test needs {least}: run more seeds.")
     return notes
 
 
@@ -367,6 +374,9 @@ def records(comparison: Comparisons) -> tuple[list[rows.Row], list[str]]:
     return made, ["configuration", "metric", *numbers, "reason", "runs", "against"]
 
 
+SPARE = ("mean", "against")  # the columns that a terminal hides first
+
+
 def shown(comparison: Comparisons) -> tuple[list[rows.Row], list[str], Sequence[str]]:
     """Rows and columns for people, and the lines below the table."""
     interval = f"{1 - LEVEL:.0%} interval"
@@ -378,12 +388,21 @@ def shown(comparison: Comparisons) -> tuple[list[rows.Row], list[str], Sequence[
         if found is None:
             made.append({**texts, "n": 0, "p": _NO_PAIR})
             continue
-        bounds = "" if found.low is None else f"{_signed(found.low)} to {_signed(found.high)}"
-        p = found.reason if found.adjusted is None else f"{found.adjusted:.2g}{'  *' if found.adjusted < LEVEL else ''}"
+        bounds = ""
+        if found.low is not None and found.high is not None:
+            bounds = (
+                f"[{_signed(found.low, digits=2)},{_signed(found.high, digits=2)}]"  # one word, which is not broken
+            )
+        p = _NO_TEST
+        if found.adjusted is not None:
+            mark = "  *" if found.adjusted < LEVEL else ""
+            p = f"{found.adjusted:.2g}{mark}"
         means = {"n": found.number, "mean": found.mean, "against": found.mean_against}
-        made.append({**texts, **means, "difference": _signed(found.difference), interval: bounds, "p": p})
+        difference = _signed(found.difference, digits=4)
+        made.append({**texts, **means, "difference": difference, interval: bounds, "p": p})
     return made, columns, comparison.notes
 
 
-def _signed(value: float | None) -> str:
-    return "" if value is None else f"{'+' if value >= 0 else ''}{rows.shown(value)}"
+def _signed(value: float, *, digits: int) -> str:
+    sign = "+" if value >= 0 else ""
+    return f"{sign}{rows.rounded(value, digits=digits)}"

@@ -9,9 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
+from rich.text import Text
 
 from psrun import files
 from psrun.errors import PsrunError
+from psrun.results.console import folded, line_width
 from psrun.runs.report import rows, table
 
 STDOUT = "-"
@@ -27,7 +29,7 @@ def on_paper(console: Console, records: Sequence[rows.Row], columns: Sequence[st
     paper = Console(file=out, width=room or _ENDLESS, force_terminal=terminal, highlight=False)
     paper.print(table.table(records, columns, room))
     for line in lines:
-        paper.print(line, soft_wrap=True, markup=False)
+        paper.print(folded(Text(line), line_width(console)), soft_wrap=True)
     return out.getvalue()
 
 

@@ -369,16 +369,16 @@ def _brief(value: Any) -> str:
 def shown(value: Any) -> str:
     """A value as text for users; empty for None."""
     if isinstance(value, Spread):
-        return f"{shown(value.mean)} ± {_number(value.deviation, digits=2)}"
+        return f"{shown(value.mean)} ± {rounded(value.deviation, digits=2)}"
     if isinstance(value, float):
-        return _number(value, digits=4)
+        return rounded(value, digits=4)
     if value is None or isinstance(value, str):
         return value or ""
     return json.dumps(value, default=str)
 
 
-def _number(value: float, *, digits: int) -> str:
-    """Rounded to `digits` significant digits, ties away from zero; a larger number below 1e9 to a whole one.
+def rounded(value: float, *, digits: int) -> str:
+    """A number as text, with `digits` significant digits, ties away from zero; a larger number below 1e9 is whole.
 
     page.js has the same rule, `shown`: the page and the terminal show the same text for the same number.
     """

@@ -19,12 +19,14 @@ from psrun.runs.report.runs import Run
 from psrun.runs.report.spread import Spread
 
 _BETWEEN = 2  # characters between two columns
+_STATISTICS = ("mean", "p50", "p95", "p99", "max", "min")  # of something: alone they say nothing
 
 
 def headings(columns: Sequence[str]) -> dict[str, str]:
     """The last part of each dotted column, with indices after it, if it is unique; else the whole name.
 
-    A part that is not directly below its group has the part before it: 'split.fraction' of 'data.split.fraction'.
+    A part that is not directly below its group has the part before it: 'split.fraction' of 'data.split.fraction'. So
+    has the name of a statistic: 'staleness.mean'.
     """
     ends = [_end(column) for column in columns]
     return {column: end if ends.count(end) == 1 else column for column, end in zip(columns, ends)}
@@ -33,7 +35,9 @@ def headings(columns: Sequence[str]) -> dict[str, str]:
 def _end(column: str) -> str:
     parts = column.split(".")
     last = next((place for place in reversed(range(len(parts))) if not parts[place].isdigit()), 0)
-    return ".".join(parts[max(0, last - 1 if last > 1 else last) :])
+    if last > 1 or parts[last] in _STATISTICS:
+        last = max(0, last - 1)
+    return ".".join(parts[last:])
 
 
 @dataclass(frozen=True)
@@ -126,6 +130,12 @@ def fitting(rows: Sequence[Row], columns: Sequence[str], spare: Sequence[str], r
 def least_width(rows: Sequence[Row], columns: Sequence[str]) -> int:
     """The minimum number of characters of a line if no word and no number is cut."""
     return sum(column.least for column in _columns(rows, columns)) + _BETWEEN * (len(columns) - 1)
+
+
+def hidden(columns: Sequence[str], visible: Sequence[str], remedy: str) -> list[str]:
+    """A line with the columns that a terminal has no room for; none if it shows all."""
+    names = [column for column in columns if column not in visible]
+    return [f"hidden columns: {', '.join(names)} ({remedy})"] if names else []
 
 
 def errors(runs: Iterable[Run]) -> list[str]:

@@ -161,7 +161,7 @@ def test_what_the_terminal_says_of_few_pairs_and_of_runs_that_are_left_out(tmp_p
     baseline = [str(tmp_path / "runs" / name) for name in ("base1", "base2")]
     main([str(tmp_path / "runs"), "--against", *baseline, "--metric", "val_auc"])
     text = " ".join(capfd.readouterr().out.split())
-    assert "partitioner=fixed_shards val_auc 1 0.9 0.8 +0.1 one pair: no test" in text
+    assert "partitioner=fixed_shards val_auc 1 0.9 0.8 +0.1 no test" in text
     assert "A test needs two pairs or more" in text
     assert "runs without a partner (2)" in text
     assert "runs that are not completed (1)" in text
