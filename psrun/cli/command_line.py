@@ -176,6 +176,8 @@ def _wrong_after_word(word: str, runs: Sequence[str], keys: Sequence[str], *, sw
         return _run_after_word(word, runs[0], keys) if runs else ""
     if not named:
         return f"{word} needs a run; write psrun {word} RUN, its folder or its name (psrun list shows the runs)"
+    if len(named) > 1 and word != RESUME and Path(named[-1]).is_file():
+        return f"{word} takes one run, not also the file {named[-1]}; for its rows, write data.eval_path={named[-1]}"
     if len(named) > 1:
         return f"{word} takes one run, not {len(named)}: {', '.join(named)}; write a command for each of them"
     if sweeps and word != RESUME:
@@ -188,6 +190,9 @@ def _run_after_word(word: str, given: str, keys: Sequence[str]) -> str:
     for group in ("model", "experiment"):
         if given in groups.choices_of(group, keys):
             return f"{word} takes GROUP=NAME and KEY=VALUE, not {given}; write psrun {word} {group}={given}"
+    for each in keys:
+        if each.endswith(","):
+            return f"{each} {given} has a blank between its values; write {each}{given}"
     message = f"{word} takes GROUP=NAME and KEY=VALUE of a new run, not {given}"
     return f"{message}; to continue a run, write psrun resume {shlex.quote(given)}"
 

@@ -381,6 +381,9 @@ def _check_choice(
         return None
     if (key, text) in _CHOOSE_INSTEAD and text not in choices:
         return Problem(key, f"there is no '{text}': {_CHOOSE_INSTEAD[key, text]}. Choose one of {', '.join(choices)}.")
+    if key == "data" and Path(text).is_file():
+        message = f"is the file {text}; write data=table data.path={shlex.quote(text)} data.label=COLUMN"
+        return Problem(key, message)
     if not isinstance(value, str) or not text:
         return Problem(key, f"is {_shown(value)}, must be the name of a choice{_named(key, choices)}")
     if text in choices:

@@ -77,6 +77,8 @@ def run(run_config: RunConfig, folder: RunFolder, console: Console) -> None:
         console.print(feature_table(remarks.guessed, GUESSED))
     for note in remarks.notes:
         print_folded(console, Text(note))
+    for text in remarks.warnings:
+        warner(console)(text)
     run_config = loading.planned(run_config, source, warner(console))
     plan = make(run_config, source)
     if run_config.resume is None:

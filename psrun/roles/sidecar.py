@@ -254,7 +254,8 @@ class Sidecar:
         checkpoint = self._run.checkpoint
         metric = checkpoint.best_metric
         mode = checkpoint.best_mode
-        if metric is not None and mode is not None and metric in evaluation.values:  # otherwise it is one of the training: the chief's
+        # The chief compares by a metric of the training, which is not among the values.
+        if metric is not None and mode is not None and metric in evaluation.values:
             with contextlib.suppress(OSError, ValueError):  # removed meanwhile
                 self._store.compare(evaluation.step, metric, evaluation.values[metric], mode=mode)
         if self._is_best(evaluation) and self._run.export.best and self._program is not None:

@@ -266,7 +266,7 @@ def _warnings(
     yield from proposals.warnings(guessed, notation)
     if note := proposals.index_note(guessed):
         yield note
-    yield from proposals.leak_notes(guessed)
+    yield from proposals.leak_warnings(guessed)
     if first.num_bad:
         rows = "row is" if first.num_bad == 1 else "rows are"
         message = f"{first.num_bad:,} malformed {rows} not counted; the first is {first.first_bad}"

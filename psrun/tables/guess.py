@@ -266,9 +266,9 @@ def features(files: TrainingFiles, keys: LabelKeys, num_buckets: int | None) -> 
     index_note = proposals.index_note(proposed)
     if index_note:
         notes.append(index_note)
-    notes += proposals.leak_notes(proposed)
+    warnings = [*proposals.warnings(proposed, files.notation), *proposals.leak_warnings(proposed)]
     shown = [each.row(name) for name, each in proposed.items()]
-    return Features(specs, shown, tuple(notes), tuple(proposals.warnings(proposed, files.notation)))
+    return Features(specs, shown, tuple(notes), tuple(warnings))
 
 
 def _checked_label(name: str, files: TrainingFiles, task: str) -> list[str]:

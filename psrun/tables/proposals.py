@@ -197,7 +197,7 @@ def index_note(proposals: Mapping[str, Proposal]) -> str:
     return f"left out as an index that another program wrote: {_some(columns)}; to keep it, name it in data.features"
 
 
-def leak_notes(proposals: Mapping[str, Proposal]) -> Iterator[str]:
+def leak_warnings(proposals: Mapping[str, Proposal]) -> Iterator[str]:
     """Lines about features whose column decides a label, one for each label."""
     by_label: dict[str, dict[str, None]] = {}
     for each in proposals.values():
@@ -208,8 +208,9 @@ def leak_notes(proposals: Mapping[str, Proposal]) -> Iterator[str]:
         first, *others = columns
         which = f"each of {_some([*columns])}" if others else first
         yield (
-            f"label {label}: {which} decides the label by itself: each of its values has one label. Leave it out "
-            "(data.features) if it is not known when you predict; if its values are groups, such as users, set "
+            f"label {label}: {which} decides the label by itself: each of its values has one label. If it is not "
+            "known when you predict, remove it from the features, which psrun data inspect FILE --write writes; if its "
+            "values are groups, such as users, hold out whole groups: "
             f"data.split.by=group data.split.column={shlex.quote(first)}"
         )
 
@@ -234,7 +235,7 @@ def _why_unread(profile: Profile, notation: Notation) -> str:
         if len(profile.samples) > 1:
             return "not read as numbers, since the units differ: {value!r} and {other!r} in {column}"
         if notation.decimal_mark is None:
-            return "not read as numbers, such as {value!r} in {column}{but}; set data.decimal_mark to . or ,"
+            return f"not read as numbers, such as {{value!r}} in {{column}}{{but}}; {_set_mark(profile)}"
         fits = f"does not fit data.decimal_mark={notation.decimal_mark}"
         return f"not read as numbers, since {{odd!r}} in {{column}} {fits}"
     if profile.look == "iso":
@@ -247,6 +248,14 @@ def _why_unread(profile: Profile, notation: Notation) -> str:
         fits = f"does not fit data.time_format={notation.time_format}"
         return f"not read as dates or times, since {{odd!r}} in {{column}} {fits}"
     return ""
+
+
+def _set_mark(profile: Profile) -> str:
+    """How to have a column read as numbers: by the mark that some value of it requires, if only one does."""
+    if len(profile.proofs) != 1:
+        return "set data.decimal_mark to . or ,"
+    (mark,) = profile.proofs
+    return f"for numbers, set 'data.decimal_mark=\"{mark}\"'"
 
 
 def _some(names: Sequence[str]) -> str:

@@ -555,10 +555,27 @@ def _feature_findings(features: Features, keys: _Keys, run: _Run) -> _Findings:
     facts = {"features": feature_spec.record(features.specs, run.folder)}
     if not features.guessed:
         return _Findings(facts)
-    path = shlex.quote(keys.path)
-    label = shlex.quote(keys.labels.names[0])
-    advice = f"to edit the features: psrun data inspect {path} --label {label} --write conf/data/NAME.yaml"
+    command = shlex.join(["psrun", "data", "inspect", keys.path, "--label", keys.labels.names[0], *_as_options(keys)])
+    advice = f"to edit the features: {command} --write conf/data/NAME.yaml"
     return _Findings(facts, (advice, *features.notes), features.warnings)
+
+
+def _as_options(keys: _Keys) -> list[str]:
+    """The options of `psrun data inspect` that read the files as these keys do."""
+    columns = keys.layout.columns
+    values = {
+        "--format": keys.layout.format,
+        "--columns": None if columns is None else ",".join(columns),
+        "--delimiter": keys.layout.delimiter,
+        "--encoding": None if keys.layout.encoding == "utf-8" else keys.layout.encoding,
+        "--decimal-mark": keys.notation.decimal_mark,
+        "--time-format": keys.notation.time_format,
+    }
+    options: list[str] = []
+    for name, value in values.items():
+        if value is not None:
+            options += [name, value]
+    return options
 
 
 def _unit_facts(read: _Read, keys: _Keys) -> dict[str, Any]:

@@ -47,6 +47,7 @@ ARGUMENTS = [
 # Options that a run does not have, or without what they need; and words that are no command.
 COMMAND_LINES = [
     "--multrun seed=1", "--config-dir nowhere", "hydra.run.dir=afile/run", "fit", "export", "resume a b",
+    "predict runs/oj afile", "data=afile", "train seed=1, 2",
     "train runs/oj", "resume nowhere", "model dense", "--epochs 3", "--model dense", "--config-name foo", "GPU=0",
     "MODEL=dense", "model = dense", "trainer.epochs 3", "modle=?",
 ]  # fmt: skip

@@ -16,9 +16,9 @@ import threading
 import time
 from pathlib import Path
 
+import bounds
 import psutil
 import pytest
-from bounds import BOUND_S
 from fault_injection import Cluster
 from recorded_runs import a_run, a_sweep
 from rich.console import Console
@@ -463,7 +463,7 @@ def test_a_run_in_another_process_is_followed_and_nothing_of_it_is_touched(tmp_p
             cwd=cluster.root,
             capture_output=True,
             text=True,
-            timeout=BOUND_S,
+            timeout=bounds.BOUND_S,
             check=False,
         )
         assert (done.returncode, done.stderr) == (0, "")

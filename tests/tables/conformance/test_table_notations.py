@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import re
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
+from rich.console import Console
+from support import run_config
 from table_files import read, table, write
 
 from psrun.errors import ConfigError, DataError
+from psrun.results.run_folder import RunFolder
+from psrun.roles import planner
 
 pytestmark = pytest.mark.tensorflow
 SEMICOLON = {"delimiter": ";", "decimal_mark": ","}
@@ -212,3 +217,13 @@ def test_a_count_as_binary_label_is_found_before_its_rows_are_read(tmp_path):
     path = write(tmp_path / "rows.csv", {"x": [0.5, 1.5] * 300, "label": [*range(600)]})
     with pytest.raises(ConfigError, match=r"data\.task: .*label has 600 different numbers: data\.task=regression"):
         table(path, task="binary")
+
+
+def test_a_plan_warns_of_what_a_training_warns_of(tmp_path):
+    rows = [f"{n % 50};{n % 9},{n % 7}9;{n % 2}" for n in range(200)]
+    path = text(tmp_path / "rows.csv", "age;price;label", *rows)
+    run = run_config("mode=plan", "cluster=none", "model=dense", "data=table", f"data.path={path}", "data.label=label",
+                     "data.delimiter=';'")  # fmt: skip
+    shown = io.StringIO()
+    planner.run(run, RunFolder.create(tmp_path / "run", raw={}), Console(file=shown, width=200))
+    assert """for numbers, set 'data.decimal_mark=","'""" in shown.getvalue()

@@ -96,12 +96,13 @@ def notes(path, labels: tuple[str, ...], folder=None) -> list[str]:
     form = formats.detect([str(path)])
     layout = Layout(form, formats.TEXT.get(form, ","))
     looked = profiles.profile_files([str(path)], layout, cache=folder, labels=labels)
-    return list(proposals.leak_notes(proposals.propose(looked.values(), labels)))
+    return list(proposals.leak_warnings(proposals.propose(looked.values(), labels)))
 
 
 ADVICE = (
-    "decides the label by itself: each of its values has one label. Leave it out (data.features) if it is not known "
-    "when you predict; if its values are groups, such as users, set data.split.by=group data.split.column="
+    "decides the label by itself: each of its values has one label. If it is not known when you predict, remove it "
+    "from the features, which psrun data inspect FILE --write writes; if its values are groups, such as users, hold "
+    "out whole groups: data.split.by=group data.split.column="
 )
 
 

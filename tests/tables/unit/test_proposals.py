@@ -112,7 +112,10 @@ def test_a_column_becomes_a_feature_with_the_decimal_mark_of_the_data_set(column
 UNREAD = {
     "amounts": (
         {"price": ["$5", "$1,000"], "fee": ["1,5"]}, {},
-        ["price, fee: not read as numbers, such as '$5' in price; set data.decimal_mark to . or ,"],
+        [
+            "price: not read as numbers, such as '$5' in price; set data.decimal_mark to . or ,",
+            "fee: not read as numbers, such as '1,5' in fee; for numbers, set 'data.decimal_mark=\",\"'",
+        ],
     ),
     "many": (
         {f"x{n}": ["5 %", "7 %"] for n in range(200)}, {},
@@ -242,7 +245,7 @@ def test_notes_and_warnings():
     assert warning == "no column is left to learn from (x: the same in each row)"
     (warning,) = proposals.warnings(proposed([f"{n},5" for n in range(20)]))
     left = "no column is left to learn from (x: different in each row)"
-    assert warning == f"{left}; x: not read as numbers, such as '0,5' in x; set data.decimal_mark to . or ,"
+    assert warning == f"{left}; x: not read as numbers, such as '0,5' in x; for numbers, set 'data.decimal_mark=\",\"'"
 
 
 def test_names_of_features_are_valid_and_unique():

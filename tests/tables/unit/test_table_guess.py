@@ -6,6 +6,7 @@ And `psrun data inspect` writes what a run infers and records.
 from __future__ import annotations
 
 import random
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +115,7 @@ def test_what_inspect_writes_is_what_a_run_infers(tmp_path, monkeypatch, capsys)
     source = Table(path=str(path), label="outcome", split=0.1)
     leak = "label outcome: result decides the label by itself"
     assert leak in capsys.readouterr().out
-    assert any(leak in note for note in source.notes)
+    assert any(leak in warning for warning in source.warnings)
     inferred = source.facts
     described = feature_spec.read(written["features"])
     assert set(described) == set(inferred["features"])
@@ -126,3 +127,18 @@ def test_what_inspect_writes_is_what_a_run_infers(tmp_path, monkeypatch, capsys)
         assert options == {**feature_spec.options(recorded), "vocabulary": recorded.vocabulary, "column": None}
     assert {key: written[key] for key in ("task", "label_vocabulary")} == inferred["label"]
     assert inferred["label"] == {"task": "binary", "label_vocabulary": ["bad", "good"]}
+
+
+def test_the_command_that_writes_the_features_reads_the_file_as_the_run_does(tmp_path, monkeypatch):
+    from psrun.tables.table import Table
+
+    monkeypatch.chdir(tmp_path)
+    rows = [f"{n % 60};{n % 7},{n % 10};caf\xe9 {n % 5};{n % 2}\n" for n in range(400)]
+    Path("sales.csv").write_text("".join(["age;price;place;bought\n", *rows]), encoding="latin-1")
+    source = Table(path="sales.csv", label="bought", split=0.1, delimiter=";", decimal_mark=",", encoding="latin-1")
+    (line,) = [note for note in source.notes if note.startswith("to edit the features: psrun data ")]
+    *arguments, _ = shlex.split(line.partition("psrun data ")[2])
+    commands.main([*arguments, "conf/data/sales.yaml"])
+    written = yaml.safe_load(Path("conf/data/sales.yaml").read_text(encoding="utf-8"))
+    assert {*written["features"]} == {"age", "price", "place"}
+    assert written["features"]["price"].get("dtype", "float32") == "float32"
