@@ -283,27 +283,12 @@ def run_experiment(started_s: float) -> ExitCode:
         raise ConfigError([Problem("sweep.search", "needs several runs; add -m")])
     folder = resume_folder(arguments)
     started_in = None if folder is None else recorded_config.started_in(folder)
-    undo = None if folder is None else RunFolder(folder).snapshot(HYDRA)
-    code = ExitCode.DONE
     try:
-        code = _run_composed(composed(arguments), command_line, started_s)
+        return _run_composed(composed(arguments), command_line, started_s)
     except PsrunError as error:
-        code = error.exit_code
         raise _told_where(error, started_in, command_line) from None
     except composition.HYDRA_ERRORS as error:  # a reference in Hydra's own keys is resolved when the run begins
-        code = ExitCode.USAGE
         raise ConfigError([composition.problem_of(error)]) from error
-    finally:
-        if undo is not None and folder is not None and _is_undone(code, folder):
-            undo()
-    return code
-
-
-def _is_undone(code: ExitCode, folder: Path) -> bool:
-    """Whether a process that resumed the run in `folder`, and ended with `code`, has left the run as it was."""
-    if code == ExitCode.DONE:
-        return False
-    return code == ExitCode.USAGE or RunFolder(folder).stored().get("status") == "completed"
 
 
 def _sweep(arguments: list[str]) -> ExitCode:
@@ -492,17 +477,48 @@ def _job(own: DictConfig, subdir: str | None, started_s: float) -> ExitCode:
         if why:
             Console(highlight=False).print("[yellow]hint:[/yellow]", escape(why), soft_wrap=True)
             return ExitCode.DONE
-    if subdir is not None:
-        try:
-            write_hydra(folder / subdir, own, subdir)
-        except OSError as error:
-            raise cannot_be_made(folder, error) from error
-    if plain.get("resume") and plain["mode"] == "train" and not _is_in_use(folder):
-        RunFolder(folder).pause_after(None)  # whoever resumes a job of a search wants the rest of its epochs
-    overrides = [override for override in settings.overrides.task if key_of(override) != "resume"]
     # Keep a folder that the user named, whatever it holds.
     has_folder = any(key_of(override) == "hydra.run.dir" for override in settings.overrides.hydra)
-    return run_process.execute(plain, folder, overrides, started_s=started_s, keep_unrun=has_folder, is_own=True)
+    overrides = [override for override in settings.overrides.task if key_of(override) != "resume"]
+    there = RunFolder(folder)
+    restore = _restoring_hydra(there)
+    code = ExitCode.DONE
+    try:
+        if subdir is not None:
+            _write_hydra_in(folder, own, subdir)
+        if plain.get("resume") and plain["mode"] == "train" and not _is_in_use(folder):
+            there.pause_after(None)  # whoever resumes a job of a search wants the rest of its epochs
+        code = run_process.execute(plain, folder, overrides, started_s=started_s, keep_unrun=has_folder, is_own=True)
+    except PsrunError as error:
+        code = error.exit_code
+        raise
+    finally:
+        if restore is not None and _is_undone(code, there):
+            restore()
+    return code
+
+
+def _restoring_hydra(folder: RunFolder) -> Callable[[], None] | None:
+    """A function that restores the files of Hydra of the run in the folder; None without a run that keeps them."""
+    try:
+        return folder.snapshot(HYDRA) if folder.has_run and not folder.was_refused else None
+    except OSError:  # what cannot be read cannot be replaced either, which says so
+        return None
+
+
+def _is_undone(code: ExitCode, folder: RunFolder) -> bool:
+    """Whether a process that ended with `code` has left the run, which was in the folder before, as it was."""
+    if code == ExitCode.DONE:
+        return False
+    return code == ExitCode.USAGE or folder.stored().get("status") == "completed"
+
+
+def _write_hydra_in(folder: Path, own: DictConfig, subdir: str) -> None:
+    """As `write_hydra`, in a run folder; raises PsrunError."""
+    try:
+        write_hydra(folder / subdir, own, subdir)
+    except OSError as error:
+        raise cannot_be_made(folder, error) from error
 
 
 def write_hydra(folder: Path, own: DictConfig, subdir: str) -> None:

@@ -18,7 +18,8 @@ from yaml import YAMLError
 
 from psrun import files
 from psrun.config.groups import run_argument
-from psrun.errors import CANNOT_GROW, FULL, ConfigError, Problem, PsrunError, RunFolderError
+from psrun.config.topology import Task
+from psrun.errors import CANNOT_GROW, FULL, ConfigError, ExitCode, Problem, PsrunError, RunFolderError
 from psrun.results.events import (
     CHANGES,
     IN_RUN_JSON,
@@ -43,6 +44,7 @@ _PAUSE = "pause-after"
 HYDRA = (".hydra/config.yaml", ".hydra/hydra.yaml", ".hydra/overrides.yaml")  # the composed configuration, its sources
 NOTES = "notes.json"
 SUBMITTED = "submitted.json"
+_LOGS = ("supervisor", "planner", "fork-server")  # beside those of tasks
 PENDING, NOT_RUN = "pending", "not run"  # the status of a run that has not begun, and of one that never will
 
 
@@ -74,7 +76,13 @@ class RunFolder(Journal):
 
     @classmethod
     def create(cls, path: Path, *, raw: Mapping[str, Any]) -> RunFolder:
-        """Prepares the folder for a new run. Raises ConfigError if it holds a run, or nothing can be written there."""
+        """Prepares the folder for a new run, which replaces a run that was refused (`was_refused`). Lock it before.
+
+        Raises:
+          ConfigError: it holds another run, or nothing can be written there.
+        """
+        if cls(path).was_refused:
+            cls(path)._remove_record()
         if cls(path).has_run:
             shown = run_argument(files.from_here(path))
             message = f"{path} holds a run already; choose another folder, or resume the run"
@@ -161,6 +169,28 @@ class RunFolder(Journal):
     def has_run(self) -> bool:
         """Whether a run has begun in the folder."""
         return (self.path / RESULT).exists() or bool(rebuilt(self.path))
+
+    @property
+    def was_refused(self) -> bool:
+        """Whether the run in the folder ended before its first step because of its configuration."""
+        result, _ = files.load_mapping(self.path / RESULT)
+        if result.get("status") != "failed" or result.get("exit_code") != ExitCode.USAGE:
+            return False
+        has_trained = files.as_mapping(result.get("steps")).get("applied")
+        return not has_trained and not self.has_results
+
+    def _remove_record(self) -> None:
+        """Removes what a refused run has recorded. The next run replaces the rest; files of others stay."""
+        written = [self.path / name for name in (METRICS, NOTES, END_EARLY, _PAUSE)]
+        for log in (self.path / "logs").glob("*.log"):
+            if log.stem in _LOGS or Task.named(log.stem):
+                written.append(log)
+        written.append(self.path / RESULT)  # last: until then the run counts as refused
+        try:
+            for file in written:
+                file.unlink(missing_ok=True)
+        except OSError as error:
+            raise cannot_be_made(self.path, error) from error
 
     @property
     def checkpoints(self) -> Path:

@@ -81,8 +81,21 @@ def test_the_plan_starts_no_server_and_takes_no_memory(psrun):
     read = {task: moved["read_bytes"] for task, moved in done.result["bytes_per_step_by_task"].items()}
     assert read["worker-0"] == read["worker-1"] == done.result["bytes_per_step"]["read_bytes"] > 0
     assert read["ps-0"] + read["ps-1"] == 2 * read["worker-0"]
-    again = psrun("mode=plan")
+    overrides = done.folder / ".hydra" / "overrides.yaml"
+    before = overrides.read_text()
+    again = psrun("mode=plan", "seed=3")
     assert (again.code, again.result["status"]) == (2, "completed")  # the folder holds a run already
+    assert overrides.read_text() == before
+
+
+def test_a_refused_run_does_not_block_its_folder(psrun):
+    refused = psrun("mode=plan", "model.metrics=[nosuch]", "run.name=first")
+    assert (refused.code, refused.result["status"], refused.result["exit_code"]) == (2, "failed", 2)
+    assert psrun("mode=plan", "seed=x").code == 2  # is refused again
+    done = psrun("mode=plan", "seed=3")
+    assert (done.code, done.result["status"], done.result["overrides"]) == (0, "completed", ["mode=plan", "seed=3"])
+    assert [event["event"] for event in done.events].count("begun") == 1
+    assert not (done.folder / "notes.json").exists()
 
 
 def test_version_and_help_take_no_tensorflow(psrun, tmp_path):

@@ -189,6 +189,48 @@ def test_a_completed_run_stays_so_where_a_resumption_trains_no_step(tmp_path, co
     assert run_folder.rebuilt(folder.path) == folder.stored()
 
 
+def refused(path):
+    folder = RunFolder.create(path, raw={"seed": 1})
+    folder.emit("begun", started_s=0.0, overrides=["seed=1"])
+    for name in ("chief-0.log", "planner.log", "of-the-user.log"):
+        (path / "logs" / name).write_text("Traceback")
+    run_folder.write_name(path, "first")
+    folder.emit("ended", status="failed", exit_code=2, error={"message": "no such metric"}, wall_s=1.0)
+    return folder
+
+
+def test_a_run_that_was_refused_before_its_first_step_makes_room_for_the_next_one(tmp_path):
+    folder = refused(tmp_path / "run")
+    (folder.path / "notes.txt").write_text("of the user")
+    again = RunFolder.create(folder.path, raw={"seed": 2})
+    assert not again.has_run
+    names = {path.relative_to(folder.path).as_posix() for path in folder.path.rglob("*") if path.is_file()}
+    assert names == {"config.yaml", "notes.txt", "logs/of-the-user.log"}
+    assert again.has_configuration({"seed": 2})
+
+
+@pytest.mark.parametrize(
+    ("kind", "data"),
+    [
+        ("ended", {"status": "failed", "exit_code": 1}),
+        ("ended", {"status": "interrupted", "exit_code": 175}),
+        ("ended", {"status": "completed", "exit_code": 0}),
+        ("begun", {"started_s": 0.0, "overrides": []}),
+        ("trained", {"steps": {"applied": 3}, "time_to_first_step_s": 1.0}),
+        ("epoch", {"metrics": {"loss": 1.0}}),
+    ],
+)
+def test_every_other_run_keeps_its_folder(tmp_path, kind, data):
+    folder = refused(tmp_path)
+    folder.emit(kind, wall_s=1.0, **data)
+    before = folder.stored()
+    with pytest.raises(ConfigError, match="holds a run already"):
+        RunFolder.create(tmp_path, raw={})
+    (tmp_path / "checkpoints").mkdir()
+    assert not folder.was_refused
+    assert folder.stored() == before
+
+
 def test_a_signal_handler_records_the_end_while_the_interrupted_thread_writes(tmp_path, monkeypatch):
     """The interrupted thread holds the lock, and goes on only after the handler."""
     monkeypatch.setattr(run_folder, "_LOCK_TIMEOUT_S", 0.01)
