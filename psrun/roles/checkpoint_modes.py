@@ -52,6 +52,8 @@ _ROWS_PER_GROUP = 65536  # of Parquet: batches of predictions are much smaller
 # as a whole.
 _BATCHES_PER_SHARD = 8  # or _EXAMPLES_PER_SHARD, whichever is larger
 _EXAMPLES_PER_SHARD = 8192
+# What the result of an evaluation follows from, beside the checkpoint. The seed draws candidates.
+_OF_EVALUATIONS = ("data", "evaluation", "model", "seed")
 
 
 @dataclass(frozen=True)
@@ -318,7 +320,7 @@ def _feature(values: list[Any]) -> tf.train.Feature:
 
 
 def run_evaluate(run_config: RunConfig, context: TaskContext) -> None:
-    """Evaluates, writes evaluations/STEP-MODE.json in the run folder and reports the result.
+    """Evaluates, writes a file in evaluations/ of the run folder (`Evaluation.keep`) and reports the result.
 
     Raises:
       PsrunError: there is no such checkpoint, or it cannot be evaluated.
@@ -327,7 +329,9 @@ def run_evaluate(run_config: RunConfig, context: TaskContext) -> None:
         evaluator = evaluators.make(saved.program)
         assert evaluator is not None
         result = evaluator.evaluate(saved.checkpoint.step, saved.chief.pulse.advance)
-        path = result.keep(saved.folder.evaluations, storage.digest(saved.checkpoint.files))
+        raw = saved.program.config.raw
+        settings = {name: raw[name] for name in _OF_EVALUATIONS}
+        path = result.keep(saved.folder.evaluations, storage.digest(saved.checkpoint.files), settings)
         saved.chief.reporter.emit("evaluation", **result.recorded, path=str(path))
         if result.undefined is not None:
             saved.chief.reporter.warn(result.undefined, step=result.step)

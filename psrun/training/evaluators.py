@@ -79,11 +79,24 @@ class Evaluation:
         """A warning about the metrics that are undefined; None if there are none."""
         return undefined_warning({f"val_{name}": value for name, value in self.metrics.items()}, "evaluation examples")
 
-    def keep(self, folder: Path, checkpoint: str) -> Path:
-        """Writes this evaluation of the checkpoint with this digest to a file; returns its path."""
+    def keep(self, folder: Path, checkpoint: str, settings: Mapping[str, Any] | None = None) -> Path:
+        """Writes this evaluation of the checkpoint with this digest to a file; returns its path.
+
+        It is STEP-MODE.json, or STEP-MODE-2.json and so on beside evaluations with other settings.
+
+        Args:
+          settings: the keys that it follows from, as a plain value; None to replace STEP-MODE.json whatever it has.
+        """
         folder.mkdir(exist_ok=True)
+        kept = {**self.recorded, "checkpoint": checkpoint}
         path = folder / f"{self.step}-{self.mode}.json"
-        files.write_atomic(path, json.dumps({**self.recorded, "checkpoint": checkpoint}, indent=2) + "\n")
+        if settings is not None:
+            kept["settings"] = settings
+            number = 1
+            while path.exists() and files.load_mapping(path)[0].get("settings") != settings:
+                number += 1
+                path = folder / f"{self.step}-{self.mode}-{number}.json"
+        files.write_atomic(path, json.dumps(kept, indent=2) + "\n")
         return path
 
 
@@ -110,6 +123,7 @@ def kept_evaluations(folder: Path, mode: str) -> Iterator[tuple[Evaluation, str]
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             recorded = json.loads(path.read_text(encoding="utf-8"))
             checkpoint = recorded.pop("checkpoint")
+            recorded.pop("settings", None)
             evaluations.append((Evaluation(**recorded), checkpoint))
     yield from sorted(evaluations, key=lambda pair: pair[0].step)
 

@@ -6,6 +6,7 @@ mode=evaluate on a cluster as the way that it names.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -314,3 +315,20 @@ def test_exact_counts_every_example_once_on_two_workers(cluster_spec, num_exampl
     exact, expected = (evaluators.make(each).evaluate(0, lambda: None) for each in (program, direct))
     assert (exact.mode, exact.examples_seen, exact.metrics["not_once"]) == ("exact", num_examples, 0)
     assert exact.metrics == pytest.approx(expected.metrics, rel=1e-5, nan_ok=True)
+
+
+def test_evaluations_with_other_settings_have_files_of_their_own(tmp_path):
+    folder = tmp_path / "evaluations"
+    kept = []
+    for value, settings in enumerate([{"candidates": 9}, {"candidates": None}, {"candidates": 9}, None]):
+        evaluation = evaluators.Evaluation("exact", 40, 10, {"auc": value / 10})
+        kept.append(evaluation.keep(folder, "digest", settings).name)
+    assert kept == ["40-exact.json", "40-exact-2.json", "40-exact.json", "40-exact.json"]
+    values = {path.name: json.loads(path.read_text())["metrics"]["auc"] for path in folder.iterdir()}
+    assert values == {"40-exact.json": 0.3, "40-exact-2.json": 0.1}
+    assert (
+        evaluators.Evaluation("exact", 40, 10, {}).keep(folder, "digest", {"candidates": 3}).name == "40-exact-3.json"
+    )
+    newest = evaluators.Evaluation("exact", 50, 10, {"auc": 0.5})
+    newest.keep(folder, "digest", {"candidates": 3})
+    assert [evaluation.step for evaluation, _ in evaluators.kept_evaluations(folder, "exact")] == [40, 50]
