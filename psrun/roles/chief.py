@@ -274,7 +274,7 @@ def _make_run(
     reporter = chief.reporter
     policies = metric_policies(program, reporter, folder)
     schedule = _schedule(program, folder, reporter)
-    start = Position()
+    start: Position | None = None
     if schedule is not None:
         if (restored := schedule.restore()) is not None:
             start = restored.position
@@ -283,6 +283,10 @@ def _make_run(
     elif (backup := checkpointing.position_of_backup(program, trainer, reporter)) is not None:
         start = backup
         policies.go_on(backup.scheduled)
+    if start is None:
+        start = Position()
+        if program.config.resume is not None:
+            reporter.emit("not_restored")
     lockstep = SynchronizedStop(task_files.stop_marker(folder.root.path), leads=folder.root is folder)
     run = TrainingRun(
         program,

@@ -155,6 +155,17 @@ def test_a_completed_run_stays_so_where_a_resumption_trains_no_step(tmp_path):
     assert json.loads((run / "run.json").read_text())["steps"]["applied"] == 12
 
 
+def test_a_resumed_run_without_a_checkpoint_says_so(tmp_path):
+    run = tmp_path / "run"
+    first = [*RUN, *CLUSTERS["none"], f"hydra.run.dir={run}"]
+    variables = {"PHASE": "build", "SIGNAL": "SIGINT"}
+    runs = [[str(tmp_path), variables, first], [str(tmp_path), {"PHASE": ""}, [f"resume={run}"]]]
+    assert forked(runs) == [130, 0]
+    output = (tmp_path / "output").read_text()
+    assert "to resume" not in output  # there is nothing to go on from
+    assert output.count("note: the run has no checkpoint: it starts from step 0\n") == 1
+
+
 @pytest.mark.parametrize("cluster", ["none", "local"])
 def test_a_terminal_that_is_closed_ends_a_run_after_a_checkpoint(tmp_path, cluster):
     """Its processes get SIGHUP, and what they write to it fails."""
