@@ -32,10 +32,12 @@ overrides = [each for each in OmegaConf.load(folder / ".hydra" / "overrides.yaml
 
 def interrupted(signum, frame):
     error = {"message": "interrupted", "type": "I", "task": "chief-0"}
-    run.emit_at_once("ended", status="interrupted", exit_code=130, error=error)
-    os._exit(130)
+    code = 130 if signum == signal.SIGINT else 175
+    run.emit_at_once("ended", status="interrupted", exit_code=code, error=error)
+    os._exit(code)
 
 signal.signal(signal.SIGINT, interrupted)
+signal.signal(signal.SIGTERM, interrupted)
 run.emit("begun", overrides=overrides, pid=os.getpid(), began_s=time.time(), resume=config.resume,
            times=before.get("times", 0) + 1)
 print("printed to the terminal")

@@ -30,7 +30,7 @@ from psrun.errors import ConfigError, ExitCode, Problem, SweepError, ended
 from psrun.launch.backend import TaskPlan
 from psrun.launch.child_processes import ChildProcess, StartProcess, start_alone
 from psrun.results.run_folder import CONFIG, RESULT, RunFolder, write_config
-from psrun.runs.sweeps.sweep import KILL, LOG, Sweep, distinguishing
+from psrun.runs.sweeps.sweep import LOG, Sweep, distinguishing
 
 _POLL_S = 0.1
 _ALIVE_EVERY_S = 1.0
@@ -190,7 +190,7 @@ def _await(child: ChildProcess, sweep: Sweep, elsewhere: bool) -> int:
             _end_with(sweep, elsewhere, child)
         now = sweep.end_request()
         if now is not None and now != forwarded:
-            child.send_signal(signal.SIGKILL if now == KILL else signal.SIGINT)
+            child.send_signal(signal.Signals[now])
             forwarded = now
 
 

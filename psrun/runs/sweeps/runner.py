@@ -26,7 +26,7 @@ from psrun.results import recorded_config, run_state
 from psrun.results.console import wide_unless_terminal
 from psrun.results.run_folder import PRUNED, SEARCH_STATES, RunFolder, write_config
 from psrun.runs.sweeps import jobs
-from psrun.runs.sweeps.sweep import END, KILL, RECORD, Job, Sweep, cannot_be_written, distinguishing
+from psrun.runs.sweeps.sweep import END, KILL, RECORD, TERMINATE, Job, Sweep, cannot_be_written, distinguishing
 from psrun.runs.sweeps.sweep_state import SweepState
 from psrun.runs.watch.sweep import SweepMonitor
 from psrun.tf_internals import modules
@@ -82,7 +82,7 @@ class SignalHandler:
             self._wait(_KILLED_WITHIN_S)
             os._exit(Interrupted(signum).exit_code)
         self._signum = signum
-        self._sweep.request_end(END)
+        self._sweep.request_end(END if signum == signal.SIGINT else TERMINATE)  # their exit code is the sweep's
         self._show(f"{signal.Signals(signum).name}: running jobs save and exit; repeat to exit immediately")
         self._wait(_WITHIN_S)
         raise SweepSignal(signum)

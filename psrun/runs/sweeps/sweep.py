@@ -30,7 +30,7 @@ RECORD = run_state.SWEEP
 DEFAULT_METRICS = ("val_loss", "loss")  # that rank the jobs if none is named
 SEARCH_JOURNAL = "search.journal"  # what a search has proposed
 LOG = "console"  # the console output of a job
-END, KILL = "end", "kill"
+END, TERMINATE, KILL = "SIGINT", "SIGTERM", "SIGKILL"  # what jobs get that are to end
 _HOLD_WITHIN_S = 1.0
 _LOWER_IS_BETTER = ("loss", "error", "crossentropy", "mae", "mse", "mape", "msle", "_s")
 _RECORDED = ("number", "overrides", "folder", "status", "metric", "wall_s", "exit_code", "error", "rungs")
@@ -294,12 +294,12 @@ class Sweep:
         return self.path / ".sweep"
 
     def request_end(self, how: str) -> None:
-        """Asks all jobs, on any host, to shut down in order (END) or immediately (KILL)."""
+        """Asks all jobs, on any host, to shut down in order (END, TERMINATE) or immediately (KILL)."""
         with contextlib.suppress(OSError):  # a full disk: the jobs end with the process that runs them
             files.write_atomic(self._shared / "stop", how)
 
     def end_request(self) -> str | None:
-        """The requested way to end (END or KILL); None without a request."""
+        """The requested way to end, a name of a signal; None without a request."""
         try:
             return (self._shared / "stop").read_text(encoding="utf-8")
         except OSError:

@@ -82,7 +82,8 @@ def test_a_signal_stops_all_jobs_cleanly_and_the_sweep_can_be_resumed(start, tmp
     sweep.send(signum)
     assert sweep.end() == code, sweep.output
     results = sweep.results()
-    assert [results[n]["status"] for n in sorted(results)] == ["interrupted", "interrupted"]
+    ends = [(results[n]["status"], results[n]["exit_code"]) for n in sorted(results)]
+    assert ends == [("interrupted", code), ("interrupted", code)]
     assert sweep.record["status"] == "interrupted"
     assert "psrun resume " in sweep.output
     sweep.wait(lambda: not sweep.left(), "end of all processes", within_s=10)

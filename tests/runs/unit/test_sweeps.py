@@ -25,7 +25,7 @@ from psrun import files
 from psrun.config.composition import Composer
 from psrun.errors import ConfigError, SweepError
 from psrun.runs.sweeps import hydra_sweeps, jobs, runner
-from psrun.runs.sweeps.sweep import END, KILL, Job, Sweep, distinguishing
+from psrun.runs.sweeps.sweep import END, KILL, TERMINATE, Job, Sweep, distinguishing
 from psrun.runs.sweeps.sweep_state import SweepReader
 from psrun.runs.watch.sweep import SweepMonitor, overview
 
@@ -95,10 +95,10 @@ def test_a_file_system_without_locks_has_room_for_every_job(tmp_path, monkeypatc
 
 
 class StubbornJob:
-    """A job that only SIGKILL ends; the user presses Ctrl-C twice."""
+    """A job that only SIGKILL ends; the user insists."""
 
-    def __init__(self, sweep: Sweep) -> None:
-        self._requests = [END, KILL]
+    def __init__(self, sweep: Sweep, request: str) -> None:
+        self._requests = [request, KILL]
         self._sweep = sweep
         self.signals: list[int] = []
 
@@ -113,12 +113,13 @@ class StubbornJob:
         self.signals.append(signum)
 
 
-def test_each_signal_is_passed_on_to_a_job(tmp_path):
+@pytest.mark.parametrize(("request_", "signum"), [(END, signal.SIGINT), (TERMINATE, signal.SIGTERM)])
+def test_each_signal_is_passed_on_to_a_job(tmp_path, request_, signum):
     sweep = Sweep(tmp_path / "sweep", [])
     sweep.begin(again=False)
-    job = StubbornJob(sweep)
+    job = StubbornJob(sweep, request_)
     assert jobs._await(job, sweep, elsewhere=False) == -signal.SIGKILL
-    assert job.signals == [signal.SIGINT, signal.SIGKILL]
+    assert job.signals == [signum, signal.SIGKILL]
 
 
 @pytest.mark.parametrize("cluster", ["slurm", "kubernetes", "tf_config", "static"])
