@@ -15,7 +15,7 @@ from pyarrow import types
 
 from psrun.config.schema import did_you_mean
 from psrun.errors import ConfigError, DataError, Problem
-from psrun.tables import formats, label_guess, notations, preparation, splits
+from psrun.tables import formats, label_guess, notations, preparation, splits, text
 from psrun.tables.columns import ColumnSpec, Piece, convert, is_list
 from psrun.tables.rows import Layout, Rows, decoded
 
@@ -80,6 +80,11 @@ class TableReader:
         specs = {key: spec for key, spec in self.specs.items() if key not in dropped}
         lacking = sorted({spec.column for spec in specs.values()}.difference(there))
         if lacking and self.columns is not None:
+            other = text.other_delimiter(names[0], self.layout, lacking[0])
+            if other:
+                notation = f"{names[0]} has the delimiter {other!r}, and the files of the run {self.layout.delimiter!r}"
+                raise DataError(f"{notation}; write it as the others: all files of a run have one delimiter, "
+                                "decimal mark and encoding")  # fmt: skip
             columns = ", ".join(map(repr, lacking))
             raise DataError(f"{names[0]} lacks {columns}, which the model needs; it has {', '.join(there)}")
         reader = replace(self, specs=specs, strict=False)

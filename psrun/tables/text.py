@@ -250,8 +250,23 @@ def delimiter_hint(name: str, layout: Layout, label: str | None = None, *, comma
     """A hint at the delimiter of a header, if it seems to differ from `layout.delimiter`.
 
     Args:
-      label: a column that the header should have; None: it should have more than one.
+      label: as in `other_delimiter`.
       command: whether to name the options of `psrun data inspect`, and not the keys of a run.
+    """
+    delimiter = other_delimiter(name, layout, label)
+    if not delimiter:
+        return ""
+    key = "data.format=tsv" if delimiter == TAB else f"'data.delimiter=\"{delimiter}\"'"
+    if command:
+        key = "--format tsv" if delimiter == TAB else f"--delimiter '{delimiter}'"
+    return f" The delimiter in its first row seems to be {delimiter!r}; set {key}"
+
+
+def other_delimiter(name: str, layout: Layout, column: str | None = None) -> str:
+    """The delimiter that a header seems to have instead of `layout.delimiter`; empty if it seems to have this one.
+
+    Args:
+      column: one that the header should have; None: it should have more than one.
     """
     if not layout.is_text or layout.columns is not None:
         return ""
@@ -262,11 +277,8 @@ def delimiter_hint(name: str, layout: Layout, label: str | None = None, *, comma
         names: list[str] = []
         with contextlib.suppress(csv.Error):
             names = next(_reader([line], delimiter, quoted=layout.quoted), [])
-        if len(names) > 1 and (label is None or label in names):
-            key = "data.format=tsv" if delimiter == TAB else f"'data.delimiter=\"{delimiter}\"'"
-            if command:
-                key = "--format tsv" if delimiter == TAB else f"--delimiter '{delimiter}'"
-            return f" The delimiter in its first row seems to be {delimiter!r}; set {key}"
+        if len(names) > 1 and (column is None or column in names):
+            return delimiter
     return ""
 
 

@@ -227,3 +227,15 @@ def test_a_plan_warns_of_what_a_training_warns_of(tmp_path):
     shown = io.StringIO()
     planner.run(run, RunFolder.create(tmp_path / "run", raw={}), Console(file=shown, width=200))
     assert """for numbers, set 'data.decimal_mark=","'""" in shown.getvalue()
+
+
+def test_rows_to_predict_that_are_written_in_another_notation(tmp_path):
+    rows = [f"{n % 50},{n % 9},{n % 2}" for n in range(200)]
+    path = text(tmp_path / "rows.csv", "age,visits,label", *rows)
+    recorded = table(path).facts
+    later = text(tmp_path / "later.csv", "age;visits", "31;4")
+    with pytest.raises(DataError, match=r"has the delimiter ';', and the files of the run ','; write it as the others"):
+        table(path, eval_path=str(later), predicting=True, recorded=recorded)
+    lacking = text(tmp_path / "lacking.csv", "age,label", "31,1")
+    with pytest.raises(DataError, match="lacks 'visits', which the model needs; it has age, label"):
+        table(path, eval_path=str(lacking), predicting=True, recorded=recorded)
