@@ -7,8 +7,7 @@ from pathlib import Path
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
-from order import filled
-from pages import pages
+from pages import linked_page, pages
 
 _GENERATED = pages()
 _GROUPS = [{Path(path).stem: path} for path in _GENERATED if path.startswith("reference/groups/")]
@@ -96,4 +95,4 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    return filled(markdown)
+    return linked_page(markdown, page.file.src_uri)

@@ -1,4 +1,7 @@
-"""Lists within pages of docs/, from the code: what is done in which order and why in its place, states of runs."""
+"""Lists within pages of docs/, from the code: what is done in which order and why in its place, states of runs.
+
+`python docs/order.py` writes them into the pages, between their marks. A test compares them with the code.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from pathlib import Path
 from psrun.runs.states import STATES
 
 ROOT = Path(__file__).parents[1]
+PAGES = (ROOT / "docs" / "explanation" / "design.md", ROOT / "docs" / "guides" / "runs.md")
 STAGES = ROOT / "psrun" / "closures" / "stages.py"
 ACTIONS = ROOT / "psrun" / "training" / "actions.py"
 _MOMENTS = {
@@ -22,11 +26,14 @@ _ENTRY = re.compile(r"^\s+(?:\*\(\[)?([\w.]+)(?:\] if \w+ else \[\]\))?,\s+# (.+
 _MOMENT = re.compile(r"^\s+(\w+)=\[$")
 
 
-def filled(text: str) -> str:
-    """The text of a page, with the lists in the places of their marks."""
-    text = text.replace("<!-- the stages of a step -->", stages())
-    text = text.replace("<!-- the actions around an epoch -->", actions_around_epochs())
-    return text.replace("<!-- the states of runs -->", states_of_runs())
+def up_to_date(text: str) -> str:
+    """The text of a page with the lists between their marks as the code has them now."""
+    for mark, listed in LISTS.items():
+        begin, found, rest = text.partition(f"<!-- {mark} -->\n")
+        if found:
+            _, end, after = rest.partition("<!-- end -->")
+            text = f"{begin}{found}\n{listed()}\n\n{end}{after}"
+    return text
 
 
 def stages() -> str:
@@ -65,3 +72,15 @@ def states_of_runs() -> str:
     for word, state in STATES.items():
         lines.append(f"| `{word}` | {state.means} |")
     return "\n".join(lines)
+
+
+LISTS = {
+    "the stages of a step": stages,
+    "the actions around an epoch": actions_around_epochs,
+    "the states of runs": states_of_runs,
+}
+
+
+if __name__ == "__main__":
+    for page in PAGES:
+        page.write_text(up_to_date(page.read_text(encoding="utf-8")), encoding="utf-8")

@@ -22,6 +22,7 @@ _PAGE_OF = {
     "experiments": "reference/groups/experiment.md",
     "CHANGELOG.md": "reference/changelog.md",
     "CONTRIBUTING.md": "contributing.md",
+    "psrun/errors.py": "reference/errors.md",
 }
 _LINK = re.compile(r"(?<!!)\[([^]]+)\]\((?!https?:|#)([^)]+)\)")
 
@@ -62,6 +63,40 @@ def _linked(text: str) -> str:
         return f"[{text}]({_PAGE_OF[target]})" if target in _PAGE_OF else f"`{text}`"
 
     return _LINK.sub(page, text).replace("](docs/", "](")
+
+
+def linked_page(text: str, path: str) -> str:
+    """Points links of a page of docs/ to files of the repository outside of docs/ to the pages of these files.
+
+    In the repository, the page links to the files.
+
+    Args:
+      path: of the page within docs/.
+    """
+    folder = os.path.dirname(path)
+
+    def page(link: re.Match[str]) -> str:
+        title, target = link.groups()
+        file, _, anchor = target.partition("#")
+        within = os.path.normpath(os.path.join("docs", folder, file))
+        if within.startswith("docs/"):
+            return link[0]
+        found = _page_of(within)
+        if found is None:
+            return f"`{title}`"
+        found, _, own = found.partition("#")
+        anchor = own or anchor
+        return f"[{title}]({os.path.relpath(found, folder)}{'#' + anchor if anchor else ''})"
+
+    return _LINK.sub(page, text)
+
+
+def _page_of(file: str) -> str | None:
+    """The page of a file of the repository; None if it has none."""
+    choice = re.fullmatch(r"conf/(\w+)/(\w+)\.yaml", file)
+    if choice is not None:
+        return f"reference/groups/{choice[1]}.md#{choice[2]}"
+    return _PAGE_OF.get(file)
 
 
 def _group(name: str) -> str:

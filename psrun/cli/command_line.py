@@ -611,7 +611,7 @@ def _recorded_overrides(folder: Path, arguments: Sequence[str]) -> list[str]:
 def _no_run_to_resume(folder: Path, error: Exception) -> str:
     if os.path.exists(folder / run_state.SWEEP):
         shown = run_state.shown_path(folder)
-        message = f"{shown} holds a sweep; name a job of it, such as {shown}/0"
+        message = f"{shown} holds a sweep; name a job of it, such as {shown}/0 (psrun report {shown} ranks them)"
         return f"{message}; all jobs continue with {run_state.resume_command(folder)}"
     if not os.path.isdir(folder):
         guess = run_state.guess(folder.name)

@@ -120,7 +120,7 @@ def defined() -> set[str]:
 @pytest.mark.parametrize("section", ["Within a step", "After an epoch"])
 def test_sections_on_the_order_name_functions_that_exist(section):
     text = (ROOT / "docs/explanation/design.md").read_text().split(f"\n## {section}\n")[1].split("\n## ")[0]
-    named = set(NAME.findall(text))
+    named = set(NAME.findall(re.sub(r"<!-- the .*?<!-- end -->", "", text, flags=re.S)))
     assert len(named) > 3
     assert sorted(named - defined()) == []
 
@@ -144,12 +144,24 @@ def test_the_lists_of_the_order_have_every_stage_and_action():
     assert sorted(listed) == sorted(names)
 
 
-@pytest.mark.parametrize("page", ["explanation/design.md", "guides/runs.md"])
-def test_no_mark_for_a_list_is_left(page):
-    text = (ROOT / "docs" / page).read_text()
-    filled = of_docs("order").filled(text)
-    assert filled != text
-    assert "<!--" not in filled
+def test_the_lists_in_pages_are_those_of_the_code():
+    order = of_docs("order")
+    texts = [page.read_text() for page in order.PAGES]
+    assert [order.up_to_date(text) for text in texts] == texts, "run: python docs/order.py"
+    marks = [mark for text in texts for mark in re.findall("<!-- (the .*) -->", text)]
+    assert sorted(marks) == sorted(order.LISTS)
+
+
+@pytest.mark.parametrize(
+    "page",
+    [Path("README.md"), Path("CONTRIBUTING.md"), *sorted(path.relative_to(ROOT) for path in ROOT.glob("docs/**/*.md"))],
+    ids=str,
+)
+def test_links_lead_to_files_of_the_repository(page):
+    """So that the pages can be read without a site; on the site, the same links lead to pages."""
+    text = re.sub(r"```.*?```", "", (ROOT / page).read_text(), flags=re.S)
+    for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", text):
+        assert (ROOT / page.parent / target).exists(), target
 
 
 # -- the built site
