@@ -378,7 +378,7 @@ class ConsoleSink(Sink):
         if best["checkpoint"]:
             self._print(f"  checkpoint {shown(best['checkpoint'])}")
         elif best["keeps"]:
-            self._print(f"  its checkpoint is not kept; to keep it: {best['keeps']}")
+            self._print(f"  its checkpoint is not kept; to keep it, train with {best['keeps']}")
 
     def _show_what_was_done(self, event: Event) -> None:
         first_s = event.data["time_to_first_step_s"]

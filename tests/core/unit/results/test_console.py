@@ -303,8 +303,8 @@ def test_the_best_evaluation_may_have_no_checkpoint_may_be_the_last_and_may_not_
     keeps = "checkpoint.best_metric=val_auc checkpoint.best_mode=max"
     assert ended(best={**BEST, "keeps": keeps})[1:4] == [
         "best: val_auc 0.9673 in epoch 4 of 9  val_loss 0.3",
-        "  its checkpoint is not kept; to keep it: checkpoint.best_metric=val_auc",
-        "  checkpoint.best_mode=max",
+        "  its checkpoint is not kept; to keep it, train with",
+        "  checkpoint.best_metric=val_auc checkpoint.best_mode=max",
     ]
     last = {**BEST, "step": 108, "epoch": 9, "is_final": False}
     assert ended(best=last)[1] == "best so far: val_auc 0.9673 in epoch 9 of 9, the last"
