@@ -32,6 +32,25 @@ class Start:
 
 
 @dataclass(frozen=True)
+class EngineJob:
+    """A job of a run that the engine has: it waits, runs or is ending.
+
+    Attributes:
+      engine: the choice that has it.
+      title: such as 'Slurm job 12'.
+      state: in a few words, with the reason and the time of the start as far as the engine knows them.
+      waits: whether it waits to start, for the first time or again.
+      recorded: as run.json has it in `process`.
+    """
+
+    engine: type[ClusterChoice]
+    title: str
+    state: str
+    waits: bool
+    recorded: Mapping[str, str]
+
+
+@dataclass(frozen=True)
 class TaskKeys:
     """The task of `cluster=static` that this process runs."""
 
@@ -137,6 +156,18 @@ class ClusterChoice(Choice):
           overrides: of the run so far.
         """
         return f"psrun resume {groups.run_argument(folder)}"
+
+    @classmethod
+    def jobs(cls, folder: Path, recorded: Sequence[Mapping[str, Any]]) -> list[EngineJob]:
+        """The jobs of the run in a folder that the engine has, the waiting ones first; none without an engine.
+
+        Args:
+          recorded: jobs of the run, as run.json has them in `process`.
+
+        Raises:
+          PsrunError: the engine does not answer.
+        """
+        return []
 
     @classmethod
     def stop(cls, job: Mapping[str, Any], *, waits: bool, is_here: bool, now: bool) -> bool:

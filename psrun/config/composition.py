@@ -318,9 +318,21 @@ def _unreadable_value(key: str, value: str, error: HydraException) -> str:
             return f"has the value {value}, which cannot be evaluated: {error.__cause__}"
         if re.search(r"[(,]\s*[,)]", value):
             return f"has the value {value}, in which an argument is missing"
+    texts = _quoted_texts(value)
+    if texts and not isinstance(_parsed_override(f"{key}={texts}"), Problem):
+        return f'has texts with special characters in its list; quote each of them: "{key}={texts}"'
     where = re.search(r"at input '(.*)'|token recognition error at: '(.*)'", str(error))
     place = f" at {(where[1] or where[2])!r}" if where and (where[1] or where[2]) else ""
     return f"has the value {value}, which cannot be read{place}: close each bracket and quote, and quote text"
+
+
+def _quoted_texts(value: str) -> str:
+    """A list of plain texts with each of them in single quotes; empty for another value, or one that a shell changes."""
+    items = re.fullmatch(r"""\[([^][{}()'"$`\\!]+)\]""", value)
+    if items is None:
+        return ""
+    quoted = [f"'{item.strip()}'" for item in items[1].split(",")]
+    return f"[{','.join(quoted)}]"
 
 
 def _several_values(argument: str, of_group: bool) -> Problem:

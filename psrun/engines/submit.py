@@ -9,7 +9,7 @@ from pathlib import Path
 from psrun.cli import command_line
 from psrun.config import composition, parse, targets
 from psrun.engines.submission import Submission
-from psrun.errors import ConfigError, ExitCode
+from psrun.errors import ConfigError, ExitCode, Problem
 
 # The module of each engine: `submit(Submission) -> ExitCode`, imported on demand.
 ENGINES: dict[str, str] = {
@@ -17,6 +17,12 @@ ENGINES: dict[str, str] = {
     "slurm": "psrun.engines.slurm.batch_job",
 }
 _WITHOUT_LOCAL_FILES = ("kubernetes",)  # their hosts cannot access the files of this machine
+
+_SWEEP = "psrun -m hydra/launcher=submitit_slurm KEY=VALUE,VALUE"
+# Options of sbatch that have a key.
+_KEYS = {"--time": "time", "-t": "time", "--partition": "partition", "-p": "partition", "--account": "account",
+         "-A": "account", "--qos": "qos", "-q": "qos", "--nodes": "nodes", "-N": "nodes",
+         "--cpus-per-task": "cpus_per_task", "-c": "cpus_per_task", "--mem-per-cpu": "memory_per_cpu"}  # fmt: skip
 
 
 def main(arguments: list[str]) -> ExitCode:
@@ -31,25 +37,45 @@ def main(arguments: list[str]) -> ExitCode:
       SystemExit: from argparse, for --help and for invalid arguments.
     """
     targets.search_modules()
-    options = _parser().parse_intermixed_args(arguments)
+    parser = _parser()
+    options, unknown = parser.parse_known_intermixed_args(arguments)
+    if unknown and options.engine == "slurm":
+        raise ConfigError(_option_of_sbatch(unknown[0]))
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     overrides = [
         *([] if options.config_dir is None else ["--config-dir", options.config_dir]),
         *command_line.with_resume_folder(options.overrides),
     ]
     if options.multirun:
         raise ConfigError(
-            "submit takes one run: submit each run of a sweep by itself, "
-            "or use one of Hydra's launchers, such as psrun -m hydra/launcher=submitit_slurm ..."
+            f"submit takes one run: submit each run of a sweep by itself, or use one of Hydra's launchers: {_SWEEP}"
         )
     cluster_overrides = [each for each in overrides if each.partition("=")[0] == "cluster"]
     if any(each != f"cluster={options.engine}" for each in cluster_overrides):
         raise ConfigError(f"{cluster_overrides[0]} contradicts submit {options.engine}; remove it")
     overrides = [*(each for each in overrides if each not in cluster_overrides), f"cluster={options.engine}"]
     apart = options.engine in _WITHOUT_LOCAL_FILES
-    composed = composition.compose(overrides) if apart else command_line.composed(overrides)
+    try:
+        composed = composition.compose(overrides) if apart else command_line.composed(overrides)
+    except ConfigError as error:
+        raise ConfigError([_without_sweeps(problem) for problem in error.problems]) from error
     run = parse.load(composition.values(composed), elsewhere=apart)
     submission = Submission(run, overrides, Path.cwd(), options.dry_run, options.follow)
     return importlib.import_module(ENGINES[options.engine]).submit(submission)
+
+
+def _option_of_sbatch(given: str) -> str:
+    """The message for an option that `psrun submit` does not have: it may be one of sbatch."""
+    name, _, value = given.partition("=")
+    if name in _KEYS:
+        return f"submit has no option {given}; use slurm.{_KEYS[name]}={value or 'VALUE'}"
+    return f"submit has no option {given}; options of sbatch are given as \"slurm.options=['{given}']\""
+
+
+def _without_sweeps(problem: Problem) -> Problem:
+    """A problem of which -m is the remedy, which submit does not have."""
+    return Problem(problem.key, problem.message.replace("to sweep over them, add -m", f"to sweep over them: {_SWEEP}"))
 
 
 def _parser() -> argparse.ArgumentParser:

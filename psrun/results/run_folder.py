@@ -477,13 +477,25 @@ def record_submission(folder: Path, *, cluster: str, job: Mapping[str, str], sta
     files.write_atomic(folder / SUBMITTED, json.dumps(values) + "\n")
 
 
+def submission(folder: Path) -> tuple[str | None, Mapping[str, Any]]:
+    """The cluster and the job of the newest submission of the run in a folder; None and nothing without one."""
+    values, _ = files.load_mapping(folder / SUBMITTED)
+    job = {**values}
+    for name in ("status", "submitted_s"):
+        job.pop(name, None)
+    cluster = job.pop("cluster", None)
+    return (str(cluster) if cluster else None), job
+
+
 def submitted_result(folder: Path) -> Mapping[str, Any]:
     """What is known of a submitted run that has not begun, as run.json would have it; empty if nothing is."""
     values, problem = files.load_mapping(folder / SUBMITTED)
     if problem or values.get("status") not in (PENDING, NOT_RUN):
         return {}
-    job = {**values}
-    status = job.pop("status")
-    submitted_s = job.pop("submitted_s", None)
-    cluster = job.pop("cluster", None)
-    return {"status": status, "started_s": submitted_s, "process": job, "cluster": {"topology": cluster}}
+    cluster, job = submission(folder)
+    return {
+        "status": values["status"],
+        "started_s": values.get("submitted_s"),
+        "process": job,
+        "cluster": {"topology": cluster},
+    }

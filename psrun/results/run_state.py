@@ -20,10 +20,10 @@ import psutil
 
 from psrun import files, process
 from psrun.config import choices, schema
-from psrun.config.clusters import ClusterChoice
+from psrun.config.clusters import ClusterChoice, EngineJob
 from psrun.config.groups import run_argument
 from psrun.config.topology import CHIEF, Task
-from psrun.errors import ConfigError
+from psrun.errors import ConfigError, ExitCode
 from psrun.results import events, run_folder, task_files
 from psrun.results.events import METRICS, Event, Progress, event_of
 from psrun.results.run_folder import CONFIG, OVER, RESULT
@@ -200,6 +200,24 @@ class RunState:
     def engine(self) -> type[ClusterChoice]:
         """The choice of its cluster, which answers for the engine."""
         return choices.cluster_of_kind(files.as_mapping(self.result.get("cluster")).get("topology"))
+
+    def jobs(self) -> list[EngineJob]:
+        """The jobs of the run that its engine has, the waiting ones first. It asks the engine.
+
+        A run that has ended may have a job: one that was requeued, or submitted to resume it.
+
+        Raises:
+          PsrunError: the engine does not answer.
+        """
+        cluster, submitted = run_folder.submission(self.path)
+        recorded = [submitted]
+        # The job of a run that is over may go on with other work; it starts the run again only if psrun asked for that.
+        if self.status not in OVER or self.result.get("exit_code") == ExitCode.RESTART:
+            recorded.append(files.as_mapping(self.result.get("process")))
+        found: list[EngineJob] = []
+        for engine in dict.fromkeys([self.engine, choices.cluster_of_kind(cluster)]):
+            found += engine.jobs(self.path, recorded)
+        return found
 
     @property
     def resume_command(self) -> str:

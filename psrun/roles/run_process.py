@@ -27,7 +27,7 @@ from psrun import files, process
 from psrun.config import choices, parse, targets
 from psrun.config.run_config import RunConfig
 from psrun.config.topology import CHIEF
-from psrun.errors import CANNOT_GROW, ConfigError, ExitCode, Interrupted, PsrunError, RunFolderError
+from psrun.errors import CANNOT_GROW, ConfigError, ExitCode, Interrupted, Problem, PsrunError, RunFolderError
 from psrun.process import Stop
 from psrun.results import run_folder, run_state, task_files
 from psrun.results.console import print_folded, wide_unless_terminal
@@ -301,6 +301,9 @@ def _folder(run: RunConfig, me: Identity, path: Path) -> RunFolder:
         folder = RunFolder.resume(path, completed=run.resume is not None, raw=run.raw)
         write_config(path, run.raw)
         return folder
+    if run.resume and run.mode == "train":
+        message = f"{path} no longer holds a run: it was removed after this start was asked for"
+        raise ConfigError([Problem("resume", message)])
     return RunFolder.create(path, raw=run.raw)
 
 

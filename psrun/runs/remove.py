@@ -196,6 +196,12 @@ def _in_use(folder: Path) -> str:
     state_of_run = run_state.look(folder)
     if state_of_run.status == run_folder.PENDING:
         return f"waits for {state_of_run.engine.waits_for}; psrun stop cancels it"
+    try:
+        jobs = state_of_run.jobs()
+    except PsrunError as error:
+        return f"may have a job: {error}"
+    if jobs:
+        return f"has {jobs[0].title}, {jobs[0].state}; psrun stop cancels it"
     running = state_of_run.status == "running" and not state_of_run.gone
     return "is running; psrun stop ends it" if running or _is_locked(folder) else ""
 

@@ -17,7 +17,8 @@ from rich.console import Console
 
 from psrun import files, process
 from psrun.config import choices
-from psrun.errors import ExitCode, PsrunError
+from psrun.config.clusters import EngineJob
+from psrun.errors import ClusterError, ExitCode, PsrunError
 from psrun.results import run_folder, run_state
 from psrun.results.run_state import GONE
 from psrun.runs import states
@@ -100,7 +101,11 @@ class _Stopped:
         return cls(folder, is_sweep, record)
 
     def end(self) -> str:
-        """How it has ended, in words; empty while it runs."""
+        """How it has ended, in words; empty while it runs, or its engine has a job of it.
+
+        Raises:
+          PsrunError: the engine does not answer.
+        """
         if self.is_sweep:
             state = SweepReader(self.folder).look()
             if state.status == GONE:
@@ -109,6 +114,8 @@ class _Stopped:
                 return ""
             return f"{state.status} ({counted(state.counts)})"
         now = run_state.look(self.folder)
+        if now.jobs():  # also one that is ending, or would start the run again
+            return ""
         if now.gone:
             return f"{GONE}: {now.gone}"
         if now.status == run_folder.NOT_RUN:
@@ -145,18 +152,23 @@ class _Stopped:
                 running.send_signal(signal.SIGINT)
 
     def _engine_is_asked(self, *, now: bool) -> bool:
-        """Whether the engine ends the run. Raises PsrunError if it cannot."""
+        """Whether the engine ends all jobs of the run, the waiting ones first. Raises PsrunError if it cannot."""
         # The chief records the cluster a while after the start.
         cluster = files.as_mapping(self.record.get("cluster")).get("topology")
         cluster = cluster or runs.read(self.folder, self.folder.name).config.get("cluster.kind")
-        job = files.as_mapping(self.record.get("process"))
-        waits = self.record.get("status") == run_folder.PENDING
+        process_of_run = files.as_mapping(self.record.get("process"))
+        has_not_begun = self.record.get("status") == run_folder.PENDING
         is_here = run_state.is_here(self.record)
-        if not choices.cluster_of_kind(cluster).stop(job, waits=waits, is_here=is_here, now=now):
-            return False
-        if waits:
-            run_folder.record_submission(self.folder, cluster=str(cluster), job=job, status=run_folder.NOT_RUN)
-        return True
+        jobs = run_state.look(self.folder).jobs()
+        if not jobs:  # the engine's queue cannot be seen from here, or has none
+            jobs = [EngineJob(choices.cluster_of_kind(cluster), "", "", has_not_begun, process_of_run)]
+        is_asked = False
+        for job in jobs:
+            is_asked |= job.engine.stop(job.recorded, waits=job.waits or has_not_begun, is_here=is_here, now=now)
+        if is_asked and has_not_begun:
+            status = run_folder.NOT_RUN
+            run_folder.record_submission(self.folder, cluster=str(cluster), job=process_of_run, status=status)
+        return is_asked
 
     def await_end(self, deadline_s: float, *, kill: bool) -> str:
         """How it has ended, in words; empty if it has not until the deadline, as of `time.monotonic`.
@@ -165,7 +177,7 @@ class _Stopped:
           kill: whether to kill a process on this host that does not end.
         """
         kill_s = time.monotonic() + _KILLED_AFTER_S
-        while not (end := self.end()) and time.monotonic() < deadline_s:
+        while not (end := self._end_if_known()) and time.monotonic() < deadline_s:
             if kill and time.monotonic() > kill_s and run_state.is_here(self.record):
                 kill = False
                 with contextlib.suppress(psutil.Error, PsrunError):
@@ -173,6 +185,13 @@ class _Stopped:
                         running.kill()  # its tasks end with it
             time.sleep(_EVERY_S)
         return end
+
+    def _end_if_known(self) -> str:
+        """How it has ended, in words; empty also while its engine does not answer."""
+        try:
+            return self.end()
+        except ClusterError:
+            return ""
 
     def _process(self) -> psutil.Process | None:
         """The process on this host; None if it has ended. Raises PsrunError if it is elsewhere."""

@@ -88,3 +88,17 @@ def _statements(code: str) -> list[list[str]]:
             continue
         pending = ""
     return statements
+
+
+def inline_overrides(text: str) -> list[str]:
+    """What a shell passes to psrun of each `KEY=VALUE` within the sentences of a page."""
+    sentences = re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S)
+    found = []
+    for code in re.findall(r"`([^`\n]+)`", sentences):
+        try:
+            words = shlex.split(code)
+        except ValueError:  # no command
+            continue
+        if len(words) == 1 and re.match(r"[\w.+/@]+=.", words[0]):
+            found.append(words[0])
+    return found

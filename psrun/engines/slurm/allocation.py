@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import signal
 import sys
 import zlib
@@ -10,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from psrun.config.clusters import ClusterRun
+from psrun.config.run_config import RESUME
 from psrun.config.topology import EVALUATOR
 from psrun.errors import ConfigError, ExitCode, Problem
 
@@ -60,12 +62,12 @@ def job_of(run: ClusterRun, environment: Mapping[str, str]) -> Job:
       SystemExit: it is one of several processes of a step; the first one reports that.
     """
     if JOB_ID not in environment:
-        raise _problem(f"is slurm, but this process is not in a Slurm job; use {_COMMAND}")
+        raise _problem(f"is slurm, but this process is not in a Slurm job; use {_command()}")
     if environment.get("SLURM_STEP_ID", _INTERACTIVE_STEP) != _INTERACTIVE_STEP:
         if environment.get("SLURM_PROCID", "0") != "0":
             raise SystemExit(ExitCode.USAGE)
         raise _problem(
-            f"is slurm, but srun has started this process, and psrun starts all tasks itself; use {_COMMAND}"
+            f"is slurm, but srun has started this process, and psrun starts all tasks itself; use {_command()}"
         )
     try:
         num_tasks = tuple(_sum(environment[_SLOTS + suffix]) for suffix in _components(environment))
@@ -106,6 +108,16 @@ def described(run: ClusterRun) -> str:
         for job, count in run.num_tasks.items()
     ]
     return ", ".join(titles)
+
+
+def _command() -> str:
+    """The command that starts the run of this process on Slurm."""
+    others = sys.argv[1:]
+    if others[:1] == [RESUME] and len(others) > 1:
+        others = [f"resume={others[1]}", *others[2:]]
+    if not any(each.startswith("resume=") for each in others):
+        return _COMMAND
+    return f"psrun submit slurm {shlex.join(each for each in others if each != 'cluster=slurm')}"
 
 
 _SLOTS = "SLURM_TASKS_PER_NODE"

@@ -16,7 +16,7 @@ from psrun import files, parts, process
 from psrun.config.groups import key_of, quoted, resume_folder, unquoted
 from psrun.config.run_config import RunConfig
 from psrun.engines.slurm import allocation, commands
-from psrun.engines.slurm.choice import SlurmJob
+from psrun.engines.slurm.choice import SCRIPT, Slurm, SlurmJob
 from psrun.engines.submission import Submission
 from psrun.errors import ClusterError, ConfigError, ExitCode, Problem, PsrunError
 from psrun.results import run_folder, run_state, task_files
@@ -27,10 +27,10 @@ from psrun.results.run_state import RunState
 _LOOK_EVERY_S = 2.0
 _NOTHING_YET_S = 30.0  # until files of other nodes are visible here
 _REQUEUED_WITHIN_S = 10.0
+_ENDED_WITHIN_S = 20.0
 _SLURM_SILENT_S = 600.0  # a restarted or overloaded controller does not answer for minutes
 _LAST_LINES = 5
 _FOLDER = "hydra.run.dir"
-_SCRIPT = "slurm.sh"
 _LOG = "slurm.log"
 
 
@@ -62,26 +62,31 @@ def submit(submission: Submission) -> ExitCode:
         raise ConfigError(parts.with_missing("a submitted run cannot be followed here; add --no-follow"))
     commands.needed("sbatch", "scontrol")
     _require_no_other_job(folder)
+    is_new_folder = not folder.exists()
     try:
         (folder / "logs").mkdir(parents=True, exist_ok=True)  # Slurm does not create the folder of its log
-        files.write_atomic(folder / _SCRIPT, text)
+        files.write_atomic(folder / SCRIPT, text)
     except OSError as error:
         raise ConfigError([Problem(_FOLDER, f"{folder} cannot be written to: {error}")]) from error
     before = _result(folder)
-    job = commands.submit(folder / _SCRIPT)
-    is_new = mode == "train" and before is None
-    if is_new:
+    try:
+        job = commands.submit(folder / SCRIPT)
+    except ClusterError:
+        if is_new_folder and not _may_have_job(folder):
+            files.remove_tree(folder)
+        raise
+    if mode == "train":
         with contextlib.suppress(OSError, PsrunError):  # the job runs nevertheless
             _record(folder, job, run_folder.PENDING)
-            if submission.run.run.name is not None:
+            if before is None and submission.run.run.name is not None:
                 run_folder.write_name(folder, submission.run.run.name)
     console.print(f"Slurm job {job}  run folder {folder}", markup=False, soft_wrap=True)
     if not submission.follow:
-        stop = f"psrun stop {folder}" if is_new else f"scancel {job}"
+        stop = _stop_command(folder, job)
         text = f"to follow it: psrun watch {folder} --wait 3600; to stop it: {stop}"
         console.print(text, markup=False, soft_wrap=True)
         return ExitCode.DONE
-    return FollowedJob(folder, job, console, before).follow()
+    return FollowedJob(folder, job, console, before, asked=_asked(submission.run)).follow()
 
 
 def script(run: RunConfig, arguments: Sequence[str], *, where: Path, folder: Path, name: str) -> str:
@@ -167,12 +172,50 @@ def _folder(submission: Submission) -> tuple[Path, list[str]]:
 
 
 def _require_no_other_job(folder: Path) -> None:
-    """Raises ConfigError if the run waits for another job already, and ClusterError if Slurm does not answer."""
-    run = run_state.look(folder)
-    job = files.as_mapping(run.result.get("process")).get("slurm_job")
-    if run.status == run_folder.PENDING and commands.look(str(job)).is_alive:
-        message = f"{folder} waits for Slurm job {job} already; psrun stop cancels it, or choose another folder"
-        raise ConfigError([Problem(_FOLDER, message)])
+    """Raises ConfigError if Slurm has a job of the run already, and ClusterError if Slurm does not answer."""
+    deadline_s = time.monotonic() + _ENDED_WITHIN_S
+    while jobs := run_state.look(folder).jobs():
+        first = jobs[0]
+        # Slurm takes a moment to end the job of a run that has ended.
+        if first.waits or not run_state.look(folder).ended or time.monotonic() > deadline_s:
+            shown = shlex.quote(str(folder))
+            message = (
+                f"{folder} has {first.title} already, {first.state}, which runs it; to follow that job: "
+                f"psrun watch {shown}; to submit another one: psrun stop {shown} first"
+            )
+            raise ConfigError([Problem(_FOLDER, message)])
+        time.sleep(_LOOK_EVERY_S)
+
+
+def _asked(run: RunConfig) -> str:
+    """What the job asks Slurm for, in words."""
+    job = run.submission
+    assert isinstance(job, SlurmJob)
+    cores = "1 core" if job.cpus_per_task == 1 else f"{job.cpus_per_task} cores"
+    parts_of_text = [f"{sum(run.num_tasks.values())} tasks of {cores}"]
+    if job.memory_per_cpu is not None:
+        parts_of_text.append(f"{job.memory_per_cpu} for each core")
+    if job.nodes is not None:
+        parts_of_text.append(f"on {job.nodes} nodes")
+    for name, value in (("time", job.time), ("partition", job.partition)):
+        if value is not None:
+            parts_of_text.append(f"{name} {value}")
+    return ", ".join([*parts_of_text, *job.options])
+
+
+def _may_have_job(folder: Path) -> bool:
+    """Whether Slurm has a job of a folder, or does not say so."""
+    try:
+        return bool(Slurm.jobs(folder, []))
+    except ClusterError:
+        return True
+
+
+def _stop_command(folder: Path, job: str) -> str:
+    """The command that ends a submitted job. An evaluation or a prediction has no status of its own to stop by."""
+    if run_folder.submission(folder)[1]:
+        return f"psrun stop {shlex.quote(str(folder))}"
+    return f"scancel {job}"
 
 
 def _record(folder: Path, job: str, status: str) -> None:
@@ -194,9 +237,11 @@ class FollowedJob:
 
     Args:
       before: content of run.json before the job.
+      asked: what the job asks Slurm for, in words.
     """
 
-    def __init__(self, folder: Path, job: str, console: Console, before: bytes | None) -> None:
+    def __init__(self, folder: Path, job: str, console: Console, before: bytes | None, *, asked: str = "") -> None:
+        self._asked = asked
         self._folder = folder
         self._job = job
         self._console = console
@@ -221,7 +266,8 @@ class FollowedJob:
             return code
         except KeyboardInterrupt:
             text = f"stopped following; job {self._job} continues. To follow it: psrun watch {self._folder}; "
-            self._console.print(f"{text}to cancel it: scancel {self._job}", style="dim", markup=False, soft_wrap=True)
+            stop = _stop_command(self._folder, self._job)
+            self._console.print(f"{text}to stop it: {stop}", style="dim", markup=False, soft_wrap=True)
             raise
 
     def _await_begin(self) -> None:
@@ -265,6 +311,8 @@ class FollowedJob:
         self._answered_s = time.monotonic()
         self._warned = ""
         reason = f" ({state.reason})" if state.reason not in ("", "None") else ""
+        if reason and self._asked and "BeginTime" not in reason:
+            reason += f"; it asks for {self._asked}"
         text = f"job {self._job} {state.state.lower()}{reason}"
         if text != self._printed and state.waits:
             self._console.print(text, style="dim", markup=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -10,10 +11,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from psrun.config import groups
-from psrun.config.clusters import ClusterRun, OnSeveralMachines, RestartLimits, Start, Supervised
+from psrun.config.clusters import ClusterRun, EngineJob, OnSeveralMachines, RestartLimits, Start, Supervised
 from psrun.config.schema import at_least
 from psrun.engines.slurm import allocation, commands
 from psrun.errors import ClusterError, Problem
+
+SCRIPT = "slurm.sh"  # in the run folder
+_TIME = re.compile(r"\d+|\d+:\d+(:\d+)?|\d+-\d+(:\d+){0,2}|INFINITE|UNLIMITED", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -33,10 +37,10 @@ class SlurmJob:
     partition: str | None
     account: str | None
     qos: str | None
-    nodes: int | None
     memory_per_cpu: str | int | None
     setup: list[str]
     options: list[str]
+    nodes: int | None = at_least(1)
     cpus_per_task: int = at_least(1)
     warn_s: int = at_least(10)
 
@@ -90,6 +94,16 @@ class Slurm(OnSeveralMachines, Supervised):
         return f"psrun submit slurm {resume}"
 
     @classmethod
+    def jobs(cls, folder: Path, recorded: Sequence[Mapping[str, Any]]) -> list[EngineJob]:
+        numbers = {str(each["slurm_job"]) for each in recorded if "slurm_job" in each}
+        own_script = os.path.realpath(folder / SCRIPT)
+        found = []
+        for job in commands.QUEUE.read():
+            if job.id in numbers or os.path.realpath(job.script) == own_script:
+                found.append(EngineJob(cls, f"Slurm job {job.id}", job.text, job.waits, {"slurm_job": job.id}))
+        return sorted(found, key=lambda job: not job.waits)
+
+    @classmethod
     def stop(cls, job: Mapping[str, Any], *, waits: bool, is_here: bool, now: bool) -> bool:
         number = job.get("slurm_job")
         if number is None:  # psrun was started without Slurm's variables
@@ -111,11 +125,15 @@ class Slurm(OnSeveralMachines, Supervised):
         return Start(name=job.key, may_find_run=True, patience_s=job.patience_s)
 
     def problems(self, config: ClusterRun) -> list[Problem]:
-        settings = config.submission
-        save_s = self.restart.stop_timeout_s
-        if not isinstance(settings, SlurmJob) or settings.warn_s > save_s:
+        job = config.submission
+        if not isinstance(job, SlurmJob):
             return []
-        message = (
-            f"is {settings.warn_s}, must be greater than cluster.restart.stop_timeout_s={save_s:g}, the time to save"
-        )
-        return [Problem("slurm.warn_s", message)]
+        found = []
+        if job.time is not None and not _TIME.fullmatch(str(job.time)):
+            message = f"is {str(job.time)!r}; write minutes (90), MM:SS, HH:MM:SS (2:00:00), D-HH or D-HH:MM:SS"
+            found.append(Problem("slurm.time", message))
+        save_s = self.restart.stop_timeout_s
+        if job.warn_s <= save_s:
+            limit = f"cluster.restart.stop_timeout_s={save_s:g}, the time to save"
+            found.append(Problem("slurm.warn_s", f"is {job.warn_s}, must be greater than {limit}"))
+        return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,11 @@ _CONFIGURING = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT"
 # States of a job that runs or will run.
 _ALIVE = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "REQUEUED", "REQUEUE_HOLD", "SUSPENDED", "STOPPED",
           "RESIZING", "SIGNALING", "STAGE_OUT", "SPECIAL_EXIT", "REQUEUE_FED", "RESV_DEL_HOLD")  # fmt: skip
+
+_WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT")
+_QUEUE_FOR_S = 1.0
+_SHARE = 10
+_NO_TIME = ("", "N/A", "Unknown")
 
 
 @dataclass(frozen=True)
@@ -40,7 +46,78 @@ class JobState:
 
     @property
     def waits(self) -> bool:
-        return self.state in ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT")
+        return self.state in _WAITING
+
+
+@dataclass(frozen=True)
+class QueuedJob:
+    """A job in Slurm's queue.
+
+    Attributes:
+      id: the number.
+      state: such as PENDING.
+      reason: why it waits.
+      start: when it starts, as Slurm expects; empty if it does not say so.
+      script: the path of its batch script.
+    """
+
+    id: str
+    state: str
+    reason: str
+    start: str
+    script: str
+
+    @property
+    def waits(self) -> bool:
+        return self.state in _WAITING
+
+    @property
+    def text(self) -> str:
+        """Its state in words: 'pending (BeginTime) until 2026-11-29T18:19:32'."""
+        text = self.state.lower()
+        if self.waits and self.reason not in ("", "None"):
+            text += f" ({self.reason})"
+        if self.waits and self.start:
+            text += f" until {self.start}"
+        return text
+
+
+class _Queue:
+    """The jobs of this user, of which Slurm is asked at most a tenth of the time: a list has many runs."""
+
+    def __init__(self) -> None:
+        self._jobs: list[QueuedJob] = []
+        self._error: ClusterError | None = None
+        self._valid_until_s = float("-inf")
+
+    def read(self) -> list[QueuedJob]:
+        """Raises ClusterError if Slurm does not answer."""
+        began_s = time.monotonic()
+        if began_s > self._valid_until_s:
+            self._error = None
+            try:
+                self._jobs = _queued()
+            except ClusterError as error:
+                self._error = error
+            ended_s = time.monotonic()
+            self._valid_until_s = ended_s + max(_QUEUE_FOR_S, _SHARE * (ended_s - began_s))
+        if self._error is not None:
+            raise self._error
+        return self._jobs
+
+
+def _queued() -> list[QueuedJob]:
+    if shutil.which("squeue") is None:
+        return []
+    text = _run("squeue", "--me", "--noheader", "--format=%i|%T|%r|%S|%o", failed="Slurm does not show its queue")
+    jobs = []
+    for line in text.splitlines():
+        number, state, reason, start, script = line.split("|", 4)
+        jobs.append(QueuedJob(number, state, reason, "" if start in _NO_TIME else start, script))
+    return jobs
+
+
+QUEUE = _Queue()
 
 
 def needed(*commands: str) -> None:
@@ -61,9 +138,7 @@ def submit(script: Path) -> str:
     """
     in_job = "SLURM_JOB_ID" in os.environ
     environment = {n: v for n, v in os.environ.items() if not in_job or n in _CONFIGURING or not n.startswith("SLURM_")}
-    text = _run(
-        "sbatch", "--parsable", str(script), failed=f"Slurm rejected the job ({script})", environment=environment
-    )
+    text = _run("sbatch", "--parsable", str(script), failed="Slurm rejected the job", environment=environment)
     return text.strip().partition(";")[0]
 
 

@@ -18,8 +18,10 @@ import yaml
 
 from psrun import files
 from psrun.config import choices, groups
+from psrun.config.clusters import EngineJob
+from psrun.errors import PsrunError
 from psrun.results import run_folder, run_state
-from psrun.results.run_folder import CONFIG, flat
+from psrun.results.run_folder import CONFIG, PENDING, flat
 from psrun.results.run_state import UNKNOWN, printable
 from psrun.runs.report import rows, runs
 from psrun.runs.report.rows import Row
@@ -141,14 +143,33 @@ def of_run(folder: str) -> Entry:
     value = None if metric is None else metrics[metric]
     if best and best["metric"] == metric:
         value = best["value"]
+    status = state.outcome
+    where = _where(run)
+    waiting = _waiting_job(state)
+    if waiting is not None:
+        status = PENDING
+        where = f"{waiting.title}: {waiting.state}"
     row: Row = {
-        "name": run.called, "status": state.outcome, "model": rows.choices(run.config).get("model"),
+        "name": run.called, "status": status, "model": rows.choices(run.config).get("model"),
         "metric": metric, "value": value, "metrics": metrics, "best_checkpoint": best,
         "started_s": files.as_number(run.result.get("started_s")) or state.written_s or files.changed_s(run.path),
-        "size": size_bytes(folder), "engine": _engine(run), "where": _where(run),
+        "size": size_bytes(folder), "engine": _engine(run), "where": where,
         "written_s": state.written_s,
     }  # fmt: skip
     return Entry(folder, row, run.overrides)
+
+
+def _waiting_job(state: run_state.RunState) -> EngineJob | None:
+    """The job of a run that waits to start it, for the first time or again; None if there is none, or none is known."""
+    if state.status == "completed":
+        return None
+    if state.status == "running" and not state.gone:
+        return None
+    with contextlib.suppress(PsrunError):  # the engine does not answer: the run is shown as it was recorded
+        for job in state.jobs():
+            if job.waits:
+                return job
+    return None
 
 
 def _config(path: Path) -> Mapping[str, Any]:

@@ -11,6 +11,7 @@ from rich.console import Console, Group
 from rich.errors import MarkupError
 from rich.text import Text
 
+from psrun.config.clusters import EngineJob
 from psrun.config.topology import Task
 from psrun.errors import ExitCode, PsrunError
 from psrun.files import as_mapping
@@ -70,7 +71,7 @@ class RunView:
 
     def _is_over(self, now: RunState) -> bool:
         """Whether the run has ended and will not resume. Raises PsrunError if it exited without recording a status."""
-        continues = self._continues(now) if self._continues else None
+        continues = self._continues(now) if self._continues else self._has_job(now)
         if continues or continues is None:
             self._held_s = time.monotonic()
         if continues is None and now.gone:
@@ -78,6 +79,26 @@ class RunView:
         if time.monotonic() - self._held_s > _SEEN_WITHIN_S and not now.ended:
             raise PsrunError(self._no_status_message(now, "its job has ended"))
         return now.ended and not continues
+
+    def _has_job(self, now: RunState) -> bool | None:
+        """Whether the engine has a job of a run that is over, which may start it again; None if it has none."""
+        if not (now.ended or now.gone):
+            return None
+        jobs = self._jobs(now)
+        if jobs:
+            if jobs[0].waits:
+                shown = run_state.shown_path(self._path)
+                text = f"{jobs[0].title} is {jobs[0].state}: the run resumes by itself; to end it: psrun stop {shown}"
+                self._say(text)
+            return True
+        return None
+
+    def _jobs(self, now: RunState) -> list[EngineJob]:
+        try:
+            return now.jobs()
+        except PsrunError as error:
+            self._once(str(error))
+            return []
 
     def _read_events(self) -> None:
         try:
@@ -122,6 +143,9 @@ class RunView:
             self._sink.view(task_table(self._tasks.rows(now)), None if stale else progress)
             return
         age = f"last written {now.quiet_s:.0f} s ago"
+        if now.status == run_folder.PENDING:
+            for job in self._jobs(now):
+                self._say(f"{job.title} is {job.state}")
         doing = [ProgressLine(now.progress)] if now.progress else []
         self._sink.view(Group(*doing, Text(f"{'as of then' if doing else now.status}, {age}", style="dim")))
         if now.quiet_s > QUIET_S:
@@ -153,6 +177,11 @@ class RunView:
         if text not in self._warned:
             self._warned.add(text)
             self._warn(text)
+
+    def _say(self, text: str) -> None:
+        if text not in self._warned:
+            self._warned.add(text)
+            self._print(text, style="dim")
 
     def _print(self, text: str, *, style: str | None = None) -> None:
         print_folded(self._console, Text(text, style=style or ""))

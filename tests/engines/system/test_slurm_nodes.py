@@ -125,6 +125,18 @@ def test_the_time_limit_is_near(on_slurm, slurm):
     run.wait_for("epoch", 3)
     slurm.run("scancel", "--batch", "--signal=USR1", job)
     run.wait_for("stopping")
+    slurm.wait(lambda: slurm.job(job).get("JobState") == "PENDING", "requeued job", within_s=90)
+    psrun = [sys.executable, "-m", "psrun"]
+    row = json.loads(slurm.run(*psrun, "list", str(run.root), "--json"))[0]
+    assert row["status"] == "pending"
+    assert row["where"].startswith(f"Slurm job {job}: pending (BeginTime) until ")
+    slurm.run(*psrun, "rm", "--yes", str(run.folder), check=False)
+    assert run.result["status"] == "interrupted"  # it is still there
+    second = on_slurm("submit", "slurm", f"resume='{run.folder}'")
+    assert second.end() == 2
+    assert f"Slurm job {job} already" in second.stderr
+    watching = on_slurm("watch", str(run.folder))
+    watching.wait(lambda: "the run resumes by itself" in watching.stdout, "line of the view")
     begin_again(slurm, job)
     restored = run.wait_for("restored")
     saved = [event["step"] for event in run.events("checkpoint") if event["wall_s"] < restored["wall_s"]]
@@ -133,7 +145,10 @@ def test_the_time_limit_is_near(on_slurm, slurm):
     assert run.result["status"] == "running"
     run.process.send_signal(2)  # Ctrl-C ends the view and nothing else
     assert run.end() == 130
-    assert f"scancel {job}" in run.stdout
+    assert "to stop it: psrun stop" in run.stdout
+    assert watching.process.poll() is None
+    watching.process.send_signal(2)
+    assert watching.end() == 130
     assert slurm.job(job)["JobState"] == "RUNNING"
 
 
@@ -199,7 +214,8 @@ def test_a_job_that_waits_is_listed_and_cancelled(on_slurm, slurm):
     def row():
         return json.loads(slurm.run(*psrun, "list", str(run.root), "--json"))[0]
 
-    assert [row()[name] for name in ("name", "status", "where")] == ["later", "pending", f"job {job}"]
+    assert [row()[name] for name in ("name", "status")] == ["later", "pending"]
+    assert row()["where"].startswith(f"Slurm job {job}: pending (BeginTime) until ")
     folder = row()["folder"]
     assert "not run: its job was cancelled" in slurm.run(*psrun, "stop", folder)
     assert slurm.job(job)["JobState"] == "CANCELLED"

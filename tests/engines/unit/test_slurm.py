@@ -178,7 +178,9 @@ def fake(tmp_path, monkeypatch):
     def make(name: str, text: str) -> None:
         (folder / name).write_text(f"#!/bin/sh\n{text}\n")
         (folder / name).chmod(0o755)
+        monkeypatch.setattr(commands, "QUEUE", commands._Queue())
 
+    make("squeue", "exit 0")
     return make
 
 
@@ -205,9 +207,74 @@ def test_a_submitted_job_that_is_not_followed(fake, tmp_path, submitted):
     assert [row[name] for name in ("status", "name", "engine", "where")] == ["pending", "first", "slurm", "job 12"]
     with pytest.raises(ConfigError, match="waits for its Slurm job; psrun stop cancels it"):
         remove.main(["one", "--yes"])
-    fake("scontrol", "echo 'JobState=PENDING'")
-    with pytest.raises(ConfigError, match="waits for Slurm job 12 already"):
+    fake("squeue", f"echo '12|PENDING|Priority|N/A|{tmp_path}/one/slurm.sh'")
+    row = entries.of_run(str(tmp_path / "one")).row
+    assert (row["status"], row["where"]) == ("pending", "Slurm job 12: pending (Priority)")
+    with pytest.raises(ConfigError, match=r"has Slurm job 12 already, pending \(Priority\)"):
         submit.main(["slurm", "--no-follow", "hydra.run.dir=one"])
+
+
+@pytest.fixture
+def requeued(fake, tmp_path, monkeypatch):
+    """A run whose job 7 was requeued at the time limit, in runs/one of the current folder."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "runs" / "one"
+    process = {"slurm_job": "7", "host": "n0", "pid": 1}
+    slurm = {"topology": "slurm"}
+    ended(folder, status="interrupted", exit_code=175, process=process, cluster=slurm, overrides=["cluster=slurm"])
+    fake("squeue", "echo '7|PENDING|BeginTime|2026-11-29T18:19:32|/home/me/run.sh'")
+    return folder
+
+
+def test_a_requeued_run_is_neither_removed_nor_submitted_again(requeued, fake):
+    row = entries.of_run(str(requeued)).row
+    assert row["status"] == "pending"
+    assert row["where"] == "Slurm job 7: pending (BeginTime) until 2026-11-29T18:19:32"
+    with pytest.raises(ConfigError, match=r"has Slurm job 7, pending \(BeginTime\).*; psrun stop cancels it"):
+        remove.main(["one", "--yes"])
+    fake("sbatch", "exit 1")
+    with pytest.raises(ConfigError, match=r"Slurm job 7 already, .*psrun watch .*psrun stop .*one first"):
+        submit.main(["slurm", "resume=one"])
+    fake("squeue", "echo 'Unable to contact slurm controller' >&2; exit 1")
+    with pytest.raises(ConfigError, match="may have a job: Slurm does not show its queue: Unable to contact"):
+        remove.main(["one", "--yes"])
+    assert entries.of_run(str(requeued)).row["status"] == "interrupted"
+    fake("squeue", "exit 0")
+    remove.main(["one", "--yes"])
+    assert not requeued.exists()
+
+
+def test_a_requeued_run_is_watched_until_it_ends(requeued, capsys):
+    end = threading.Timer(1.5, lambda: ended(requeued, cluster={"topology": "slurm"}, process={"slurm_job": "7"}))
+    end.start()
+    assert watch.main(["one"]) == ExitCode.DONE
+    end.join()
+    printed = capsys.readouterr().out
+    assert "Slurm job 7 is pending (BeginTime) until 2026-11-29T18:19:32: the run resumes by itself" in printed
+    assert "to resume:" not in printed
+
+
+def test_all_jobs_of_a_run_are_stopped_the_waiting_ones_first(requeued, fake, tmp_path, capsys):
+    ended(requeued, status="running", exit_code=None, process={"slurm_job": "7"}, cluster={"topology": "slurm"})
+    queue = tmp_path / "queue"
+    queue.write_text(f"7|RUNNING|None|N/A|{requeued}/slurm.sh\n8|PENDING|Priority|N/A|{requeued}/slurm.sh\n")
+    result = '{"status": "interrupted", "exit_code": 130}'
+    fake("squeue", f"cat {queue}")
+    fake(
+        "scancel",
+        f"echo $* >> {tmp_path}/cancelled; for last; do :; done; sed -i /^$last/d {queue}; "
+        f"echo '{result}' > {requeued}/run.json",
+    )
+    assert stop.main(["one"]) == 0
+    assert (tmp_path / "cancelled").read_text() == "8\n--batch --signal=INT 7\n"
+    assert "interrupted" in capsys.readouterr().out
+
+
+def test_a_job_that_continues_with_other_work_does_not_hold_a_run(requeued, fake):
+    """As a script of one's own that trains several runs in one job."""
+    fake("squeue", "echo '7|RUNNING|None|N/A|/home/me/run.sh'")
+    ended(requeued, process={"slurm_job": "7"}, cluster={"topology": "slurm"})
+    remove.main(["one", "--yes"])
 
 
 def test_a_job_that_waits_or_has_ended_before_the_run_began_is_cancelled(fake, tmp_path, monkeypatch, capsys):
@@ -360,3 +427,71 @@ def test_a_task_has_the_gpus_that_the_engine_gives_it(monkeypatch, tmp_path, job
                           shares_gpus_with=[])  # fmt: skip
     started.start()
     assert environments[0]["CUDA_VISIBLE_DEVICES"] == gpus_of_it
+
+
+# -- what is refused before Slurm is asked, and what Slurm refuses
+
+
+@pytest.mark.parametrize("time", ["30", "30:15", "2:00:00", "1-12", "1-12:30", "1-12:30:00", "UNLIMITED"])
+def test_a_time_limit_of_slurm(time):
+    assert f"#SBATCH --time={time}" in rendered(f"slurm.time='{time}'")
+
+
+def test_values_that_sbatch_would_refuse_are_refused_with_their_forms(submitted):
+    with pytest.raises(ConfigError) as raised:
+        submitted("--dry-run", "slurm.time=2h", "slurm.nodes=0")
+    messages = {problem.key: problem.message for problem in raised.value.problems}
+    assert messages["slurm.nodes"] == "is 0, must be 1 or more"
+    with pytest.raises(ConfigError, match=r"slurm\.time: is '2h'; write minutes \(90\), MM:SS, HH:MM:SS"):
+        submitted("--dry-run", "slurm.time=2h")
+
+
+def test_a_rejected_job_leaves_no_folder(fake, tmp_path, submitted):
+    fake("sbatch", "echo 'invalid partition specified: gpu' >&2; exit 1")
+    fake("scontrol", "exit 1")
+    with pytest.raises(ClusterError, match="Slurm rejected the job: invalid partition"):
+        submitted("hydra.run.dir=new")
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "old").mkdir()
+    with pytest.raises(ClusterError, match="Slurm rejected the job"):
+        submitted("hydra.run.dir=old")
+    assert (tmp_path / "old" / "slurm.sh").exists()
+    fake("squeue", f"echo '7|PENDING|None|N/A|{tmp_path}/lost/slurm.sh'")  # sbatch did not get the answer
+    fake("sbatch", f"echo 'Socket timed out' >&2; touch {tmp_path}/asked; exit 1")
+    fake("squeue", f"test ! -e {tmp_path}/asked || echo '7|PENDING|None|N/A|{tmp_path}/lost/slurm.sh'")
+    with pytest.raises(ClusterError, match="Socket timed out"):
+        submitted("hydra.run.dir=lost")
+    assert (tmp_path / "lost" / "slurm.sh").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("--partition=main", r"no option --partition=main; use slurm\.partition=main"),
+        ("--constraint=ib", r"\"slurm\.options=\['--constraint=ib'\]\""),
+        ("seed=1,2", r"seed: has several values, 1,2; to sweep over them: psrun -m hydra/launcher=submitit_slurm"),
+        ("slurm.options=[--mem=2G,--no-kill]", r"quote each of them: \"slurm\.options=\['--mem=2G','--no-kill'\]\""),
+    ],
+)
+def test_what_belongs_elsewhere_is_named(given, message, submitted):
+    with pytest.raises(ConfigError, match=message):
+        submitted("--dry-run", given)
+
+
+def test_a_run_that_is_resumed_outside_of_slurm_has_its_command(monkeypatch):
+    command = r"use psrun submit slurm resume=runs/one trainer\.epochs=3$"
+    for arguments in (["resume", "runs/one", "trainer.epochs=3"], ["resume=runs/one", "trainer.epochs=3"]):
+        monkeypatch.setattr("sys.argv", ["psrun", *arguments, "cluster=slurm"])
+        with pytest.raises(ConfigError, match=command):
+            allocation.job_of(run_config("cluster=slurm"), {})
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_job_that_waits_shows_what_it_asks_for(fake, tmp_path):
+    fake("scontrol", "echo 'JobState=PENDING Reason=PartitionConfig'")
+    run = run_config("cluster=slurm", "slurm.nodes=9", "slurm.memory_per_cpu=4G", "slurm.cpus_per_task=2")
+    console = Console(file=io.StringIO(), width=200)
+    following = batch_job.FollowedJob(tmp_path, "7", console, None, asked=batch_job._asked(run))
+    following._look()
+    text = "job 7 pending (PartitionConfig); it asks for 5 tasks of 2 cores, 4G for each core, on 9 nodes"
+    assert text in console.file.getvalue()

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import yaml
-from documented import PAGES, ROOT, blocks, commands
+from documented import PAGES, ROOT, blocks, commands, inline_overrides
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ValueType
 from recorded_runs import a_run, a_sweep
@@ -52,6 +52,13 @@ ROWS = [["age", "city", "COLUMN", "clicked", "bought", "importance"]] + [
 def test_the_command_of_the_picture_in_readme_runs_as_it_is():
     (line,) = [each for each in (ROOT / "README.md").read_text().splitlines() if each.startswith("  psrun cluster=")]
     assert composition.all_problems(shlex.split(line)[1:]) == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_an_override_in_a_sentence_can_be_typed_as_it_is(page):
+    """As a shell takes it: it removes quotes that no others surround."""
+    for override in inline_overrides((ROOT / page).read_text()):
+        OverridesParser.create().parse_override(override)
 
 
 @pytest.fixture
