@@ -327,7 +327,7 @@ def _unreadable_value(key: str, value: str, error: HydraException) -> str:
 
 
 def _quoted_texts(value: str) -> str:
-    """A list of plain texts with each of them in single quotes; empty for another value, or one that a shell changes."""
+    """A list of plain texts with each of them in single quotes; empty for another value, or text for a shell."""
     items = re.fullmatch(r"""\[([^][{}()'"$`\\!]+)\]""", value)
     if items is None:
         return ""
