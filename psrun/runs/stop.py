@@ -18,6 +18,7 @@ from rich.console import Console
 from psrun import files, process
 from psrun.config import choices
 from psrun.config.clusters import EngineJob
+from psrun.engines.slurm import sweep_jobs
 from psrun.errors import ClusterError, ExitCode, PsrunError
 from psrun.results import run_folder, run_state
 from psrun.results.run_state import GONE
@@ -108,6 +109,8 @@ class _Stopped:
         """
         if self.is_sweep:
             state = SweepReader(self.folder).look()
+            if state.status != "running" and sweep_jobs.queued(self.folder):
+                return ""
             if state.status == GONE:
                 return f"{GONE}: its process was killed"
             if state.status == "running":
@@ -140,6 +143,9 @@ class _Stopped:
     def ask(self, *, now: bool) -> None:
         """Asks the engine, or the process on this host, to end. Raises PsrunError if that is not possible from here."""
         if not self.is_sweep and self._engine_is_asked(now=now):
+            return
+        if self.is_sweep and SweepReader(self.folder).look().status != "running":
+            sweep_jobs.cancel(self.folder, running=True)  # they outlived the process of the sweep
             return
         running = self._process()
         with contextlib.suppress(psutil.NoSuchProcess):

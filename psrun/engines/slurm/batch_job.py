@@ -61,7 +61,7 @@ def submit(submission: Submission) -> ExitCode:
     if submission.follow and parts.run_view() is None:
         raise ConfigError(parts.with_missing("a submitted run cannot be followed here; add --no-follow"))
     commands.needed("sbatch", "scontrol")
-    _require_no_other_job(folder)
+    _require_no_other_job(folder, key="resume" if resume_folder(submission.arguments) else _FOLDER)
     is_new_folder = not folder.exists()
     try:
         (folder / "logs").mkdir(parents=True, exist_ok=True)  # Slurm does not create the folder of its log
@@ -171,7 +171,7 @@ def _folder(submission: Submission) -> tuple[Path, list[str]]:
     return folder, [*others, f"{_FOLDER}={quoted(folder)}"]
 
 
-def _require_no_other_job(folder: Path) -> None:
+def _require_no_other_job(folder: Path, *, key: str) -> None:
     """Raises ConfigError if Slurm has a job of the run already, and ClusterError if Slurm does not answer."""
     deadline_s = time.monotonic() + _ENDED_WITHIN_S
     while jobs := run_state.look(folder).jobs():
@@ -183,7 +183,7 @@ def _require_no_other_job(folder: Path) -> None:
                 f"{folder} has {first.title} already, {first.state}, which runs it; to follow that job: "
                 f"psrun watch {shown}; to submit another one: psrun stop {shown} first"
             )
-            raise ConfigError([Problem(_FOLDER, message)])
+            raise ConfigError([Problem(key, message)])
         time.sleep(_LOOK_EVERY_S)
 
 

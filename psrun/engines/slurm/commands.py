@@ -90,6 +90,10 @@ class _Queue:
         self._error: ClusterError | None = None
         self._valid_until_s = float("-inf")
 
+    def forget(self) -> None:
+        """The next question is asked: the queue has changed."""
+        self._valid_until_s = float("-inf")
+
     def read(self) -> list[QueuedJob]:
         """Raises ClusterError if Slurm does not answer."""
         began_s = time.monotonic()
@@ -106,10 +110,17 @@ class _Queue:
         return self._jobs
 
 
+def has_queue() -> bool:
+    """Whether Slurm's queue can be seen from here."""
+    return shutil.which("squeue") is not None
+
+
 def _queued() -> list[QueuedJob]:
-    if shutil.which("squeue") is None:
+    if not has_queue():
         return []
-    text = _run("squeue", "--me", "--noheader", "--format=%i|%T|%r|%S|%o", failed="Slurm does not show its queue")
+    text = _run(
+        "squeue", "--me", "--array", "--noheader", "--format=%i|%T|%r|%S|%o", failed="Slurm does not show its queue"
+    )
     jobs = []
     for line in text.splitlines():
         number, state, reason, start, script = line.split("|", 4)
@@ -155,6 +166,7 @@ def stop(job: str, *, now: bool) -> None:
 def cancel(job: str) -> None:
     """Cancels a job that waits or runs; nothing if it has ended. Raises ClusterError if Slurm does not."""
     try:
+        QUEUE.forget()
         _run("scancel", job, failed=f"job {job} cannot be cancelled")
     except ClusterError:  # also for a job that has ended
         if look(job).is_alive:

@@ -22,12 +22,12 @@ from psrun.config.clusters import EngineJob
 from psrun.errors import PsrunError
 from psrun.results import run_folder, run_state
 from psrun.results.run_folder import CONFIG, PENDING, flat
-from psrun.results.run_state import UNKNOWN, printable
+from psrun.results.run_state import GONE, UNKNOWN, printable
 from psrun.runs.report import rows, runs
 from psrun.runs.report.rows import Row
 from psrun.runs.report.runs import LOADER, Run
 from psrun.runs.sweeps.sweep import DEFAULT_METRICS, RECORD, Job, Sweep, best_of
-from psrun.runs.sweeps.sweep_state import SweepReader, SweepState, ranking_of
+from psrun.runs.sweeps.sweep_state import SweepReader, SweepState, has_lost_its_job, ranking_of
 
 # The parts of config.yaml, as psrun writes it, that say where a run is, its model, and by which metric it is judged.
 _SECTIONS = re.compile(r"^(?:cluster|model|sweep|early_stopping|reduce_lr):.*\n?(?:[ #].*\n?|\n)*", re.MULTILINE)
@@ -188,6 +188,7 @@ def _config(path: Path) -> Mapping[str, Any]:
 def of_sweep(folder: str, inside: Sequence[Entry]) -> SweepEntry:
     """The entry of a sweep with these jobs that have run folders."""
     path = Path(folder)
+    inside = [_without_lost_job(entry, path) for entry in inside]
     record, _ = files.load_mapping(path / RECORD)
     sweep = Sweep.from_record(path, record)
     running = sweep.status == "running"
@@ -215,6 +216,13 @@ def of_sweep(folder: str, inside: Sequence[Entry]) -> SweepEntry:
     ]
     _, overrides = groups.split_arguments(sweep.arguments)
     return SweepEntry(folder, row, jobs, runs.by_key(overrides))
+
+
+def _without_lost_job(entry: Entry, sweep: Path) -> Entry:
+    """The entry of a job of a sweep; gone if Slurm lost it."""
+    if entry.row["status"] == "running" and has_lost_its_job(run_state.look(Path(entry.path)), sweep):
+        return replace(entry, row={**entry.row, "status": GONE})
+    return entry
 
 
 def size_bytes(folder: str) -> int:

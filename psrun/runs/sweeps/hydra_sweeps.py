@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import importlib
 import itertools
+import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -237,6 +238,14 @@ class SweepLauncher(Launcher):
         if hasattr(inner, "joblib"):  # its options for joblib.Parallel; workers would outlive a killed sweep
             inner.joblib.update(initializer=process.begin_worker, initargs=(os.getpid(),))
             self._running.resources.callback(_end_workers)
+        if getattr(inner, "_EXECUTOR", None) == "slurm":
+            logging.getLogger("submitit").addFilter(_NoAccounting(self._running.warn))
+            params: Any = getattr(inner, "params", {})
+            if params.get("cpus_per_task") is None:
+                text = (
+                    "hydra.launcher.cpus_per_task is not set: all processes of a job share what Slurm gives by default"
+                )
+                self._running.warn(f"{text}, mostly one core")
         self._inner = inner
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
@@ -351,6 +360,23 @@ class SweepLauncher(Launcher):
         finally:
             instance.cfg = previous
             OmegaConf.set_readonly(composed.hydra, False)  # as it was composed
+
+
+class _NoAccounting(logging.Filter):
+    """Replaces submitit's message at each look, where Slurm keeps no accounts, by one warning."""
+
+    def __init__(self, warn: Callable[[str], None]) -> None:
+        super().__init__()
+        self._warn = warn
+        self._has_warned = False
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if "Bypassing sacct error" not in record.getMessage():
+            return True
+        if not self._has_warned:
+            self._has_warned = True
+            self._warn("Slurm has no accounts of jobs (sacct): submitit cannot see that a job was killed")
+        return False
 
 
 def _problems(arguments: list[str]) -> list[Problem]:

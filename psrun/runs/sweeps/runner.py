@@ -20,10 +20,12 @@ from psrun import files, process
 from psrun.config import choices, groups, parse, schema
 from psrun.config.groups import key_of
 from psrun.config.run_config import RunConfig, SweepKeys
-from psrun.errors import ConfigError, ExitCode, Interrupted, Problem, SweepError
+from psrun.engines.slurm import sweep_jobs
+from psrun.engines.slurm.commands import QueuedJob
+from psrun.errors import ClusterError, ConfigError, ExitCode, Interrupted, Problem, SweepError
 from psrun.launch.child_processes import ForkServer, start_alone
 from psrun.results import recorded_config, run_state
-from psrun.results.console import wide_unless_terminal
+from psrun.results.console import warner, wide_unless_terminal
 from psrun.results.run_folder import PRUNED, SEARCH_STATES, RunFolder, write_config
 from psrun.runs.sweeps import jobs
 from psrun.runs.sweeps.sweep import END, KILL, RECORD, TERMINATE, Job, Sweep, cannot_be_written, distinguishing
@@ -79,17 +81,35 @@ class SignalHandler:
             if signum == signal.SIGHUP:  # a shell repeats it
                 return
             self._sweep.request_end(KILL)
+            self._cancel(running=True)
             self._wait(_KILLED_WITHIN_S)
             os._exit(Interrupted(signum).exit_code)
         self._signum = signum
         self._sweep.request_end(END if signum == signal.SIGINT else TERMINATE)  # their exit code is the sweep's
         self._show(f"{signal.Signals(signum).name}: running jobs save and exit; repeat to exit immediately")
+        self._cancel(running=False)
         self._wait(_WITHIN_S)
+        left = self._on_slurm()
+        if left:
+            self._show(f"Slurm still has jobs of the sweep; to cancel them: scancel {' '.join(job.id for job in left)}")
         raise SweepSignal(signum)
+
+    def _cancel(self, *, running: bool) -> None:
+        """Cancels jobs of the sweep that Slurm has. Others, and those that run, see the request to end."""
+        try:
+            sweep_jobs.cancel(self._sweep.path, running=running)
+        except ClusterError as error:
+            self._show(str(error))
+
+    def _on_slurm(self) -> list[QueuedJob]:
+        try:
+            return sweep_jobs.queued(self._sweep.path)
+        except ClusterError:
+            return []
 
     def _wait(self, within_s: float) -> None:
         deadline_s = time.monotonic() + within_s
-        while self._sweep.has_running_jobs() and time.monotonic() < deadline_s:
+        while (self._sweep.has_running_jobs() or self._on_slurm()) and time.monotonic() < deadline_s:
             time.sleep(0.1)
 
 
@@ -166,6 +186,9 @@ class SweepRunner:
     @property
     def has_begun(self) -> bool:
         return self._sweep is not None
+
+    def warn(self, text: str) -> None:
+        warner(self._console)(text)
 
     # -- jobs
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from psrun import files
 from psrun.config.groups import key_of
+from psrun.engines.slurm import sweep_jobs
 from psrun.errors import PsrunError
 from psrun.results import run_state
 from psrun.results.run_folder import OVER, SEARCH_STATES, RunFolder
@@ -33,6 +34,7 @@ from psrun.runs.sweeps.sweep import (
     ranking_value,
 )
 
+_SEEN_WITHIN_S = 60.0  # on a shared disk
 BETWEEN_JOBS_S = 15.0  # without sweep.json, another job may start within this time
 _WHOLE, _ENDED_EARLY, _UNRANKED = range(3)  # jobs in the order of their ranks
 
@@ -206,6 +208,8 @@ class SweepReader:
         may_start = is_planned or time.time() - files.changed_s(path) < BETWEEN_JOBS_S
         if stamp_s or not may_start:
             now = run_state.look(path, supervised=self._supervised)
+            if not self._supervised and has_lost_its_job(now, self._path):
+                now = replace(now, gone="its Slurm job has left the queue")
             if self._counts(now.outcome, stamp_s):
                 state = _of_run(now, job, previous.metrics)
                 self._known[path] = (stamp_s, state)
@@ -240,6 +244,13 @@ def ranking_of(
             return compared[0], mode or compared[1]
         metric = default_metric(name for job in jobs for name in job.metrics)
     return metric, mode or recorded or mode_of(str(metric))
+
+
+def has_lost_its_job(now: run_state.RunState, sweep: Path) -> bool:
+    """Whether a job of a sweep was running on another host, where Slurm no longer has a job of the sweep."""
+    if now.status != "running" or now.gone or now.quiet_s < _SEEN_WITHIN_S or run_state.is_here(now.result):
+        return False
+    return sweep_jobs.have_left(sweep)
 
 
 def _of_run(now: run_state.RunState, job: Job, metrics: Mapping[str, float]) -> Job:

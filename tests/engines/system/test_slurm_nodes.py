@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 
 import pytest
@@ -118,7 +119,7 @@ def test_a_job_with_room_for_the_tasks_of_a_cut_node_continues(on_slurm, slurm):
     slurm.wait(lambda: slurm.num_idle() == len(slurm.nodes), "idle nodes")
 
 
-def test_the_time_limit_is_near(on_slurm, slurm):
+def test_the_time_limit_is_near(on_slurm, slurm, tmp_path):
     """Slurm sends the signal of --signal; here the test sends it, as the shortest limit is a minute."""
     run = on_slurm("submit", "slurm", *LONG)
     job = job_of(run)
@@ -135,8 +136,11 @@ def test_the_time_limit_is_near(on_slurm, slurm):
     second = on_slurm("submit", "slurm", f"resume='{run.folder}'")
     assert second.end() == 2
     assert f"Slurm job {job} already" in second.stderr
-    watching = on_slurm("watch", str(run.folder))
-    watching.wait(lambda: "the run resumes by itself" in watching.stdout, "line of the view")
+    view = tmp_path / "view"
+    with view.open("w") as file:
+        command = [*slurm.prefix, *psrun, "watch", str(run.folder)]
+        watching = subprocess.Popen(command, env=slurm.environment, stdout=file)
+    slurm.wait(lambda: "the run resumes by itself" in view.read_text(), "line of the view")
     begin_again(slurm, job)
     restored = run.wait_for("restored")
     saved = [event["step"] for event in run.events("checkpoint") if event["wall_s"] < restored["wall_s"]]
@@ -146,9 +150,9 @@ def test_the_time_limit_is_near(on_slurm, slurm):
     run.process.send_signal(2)  # Ctrl-C ends the view and nothing else
     assert run.end() == 130
     assert "to stop it: psrun stop" in run.stdout
-    assert watching.process.poll() is None
-    watching.process.send_signal(2)
-    assert watching.end() == 130
+    assert watching.poll() is None
+    watching.send_signal(2)
+    assert watching.wait(20) == 130
     assert slurm.job(job)["JobState"] == "RUNNING"
 
 
@@ -161,6 +165,19 @@ def test_a_sweep_by_submitit(on_slurm, slurm):
     for number in (0, 1):
         result = json.loads((run.folder / str(number) / "run.json").read_text())
         assert (result["status"], result["steps"]["applied"]) == ("completed", 40)
+
+
+def test_an_interrupted_sweep_by_submitit_leaves_no_job(on_slurm, slurm):
+    launcher = ["hydra/launcher=submitit_slurm", "hydra.launcher.timeout_min=10", "hydra.launcher.mem_gb=1"]
+    launcher += ["hydra.launcher.cpus_per_task=2", "hydra.launcher.array_parallelism=1"]
+    run = on_slurm("-m", *launcher, "hydra.sweep.dir=sweep", "cluster=none", "seed=1,2", *LONG[:-1])
+    first = run.folder / "0" / "run.json"
+    run.wait(lambda: first.exists() and json.loads(first.read_text()).get("checkpoints"), "checkpoint of the first job")
+    run.process.send_signal(15)
+    assert run.end(within_s=80) == 175
+    assert json.loads(first.read_text())["status"] == "interrupted"
+    assert not (run.folder / "1" / "run.json").exists()
+    slurm.wait(lambda: not slurm.run("squeue", "-h").strip(), "empty queue")
 
 
 def test_a_search_on_slurm_pauses_jobs_and_goes_on_with_the_best(on_slurm):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import os
 import shlex
 import subprocess
@@ -23,9 +24,12 @@ from psrun.engines.slurm import allocation, batch_job, commands, task_step
 from psrun.errors import ClusterError, ConfigError, ExitCode, PsrunError
 from psrun.launch.backend import TaskProcess
 from psrun.results import run_folder, run_state, task_files
+from psrun.roles import run_process
 from psrun.roles.table import identify
 from psrun.runs import remove, stop
 from psrun.runs.listing import entries
+from psrun.runs.sweeps import hydra_sweeps, runner
+from psrun.runs.sweeps.sweep import Job, Sweep
 from psrun.runs.watch import commands as watch
 
 JOB = {
@@ -429,6 +433,14 @@ def test_a_task_has_the_gpus_that_the_engine_gives_it(monkeypatch, tmp_path, job
     assert environments[0]["CUDA_VISIBLE_DEVICES"] == gpus_of_it
 
 
+def test_a_resumed_run_that_was_removed_does_not_begin_again(tmp_path):
+    run = SimpleNamespace(resume=str(tmp_path), mode="train", raw={})
+    me = identify(run_config("cluster=slurm"), JOB)
+    with pytest.raises(ConfigError, match="resume: .* no longer holds a run: it was removed"):
+        run_process._folder(run, me, tmp_path)
+    assert not (tmp_path / "config.yaml").exists()
+
+
 # -- what is refused before Slurm is asked, and what Slurm refuses
 
 
@@ -495,3 +507,72 @@ def test_a_job_that_waits_shows_what_it_asks_for(fake, tmp_path):
     following._look()
     text = "job 7 pending (PartitionConfig); it asks for 5 tasks of 2 cores, 4G for each core, on 9 nodes"
     assert text in console.file.getvalue()
+
+
+# -- the jobs of a sweep by submitit
+
+
+@pytest.fixture
+def sweep(fake, tmp_path, monkeypatch):
+    """An interrupted sweep by submitit; its job 0 is recorded as running on node n9, and last wrote long ago."""
+    monkeypatch.chdir(tmp_path)
+    sweep = Sweep(tmp_path / "runs" / "sweep", ["-m", "seed=1,2"], host="n8")
+    sweep.path.mkdir(parents=True)
+    sweep.jobs = {0: Job(0, ["seed=1"], "0"), 1: Job(1, ["seed=2"], "1")}
+    sweep.status = "interrupted"
+    sweep.started_s = 1.0
+    sweep.write()
+    (sweep.path / ".submitit").mkdir()
+    process = {"host": "n9", "pid": 1, "pid_namespace": 1}
+    ended(sweep.path / "0", status="running", exit_code=None, process=process, overrides=["seed=1"])
+    os.utime(sweep.path / "0" / "run.json", (1e9, 1e9))
+    fake("squeue", "exit 0")
+    return sweep
+
+
+def test_a_job_of_a_sweep_that_slurm_lost_is_gone(sweep, fake):
+    def listed() -> str:
+        (found,) = entries.below(Path("runs")).sweeps
+        return found.jobs[0].row["status"]
+
+    assert listed() == "gone"
+    assert watch.main(["runs/sweep"]) == ExitCode.FAILED
+    script = sweep.path / ".submitit" / "submission_file_1.sh"
+    fake("squeue", f"echo '12_0|RUNNING|None|N/A|{script}'")
+    assert listed() == "running"
+
+
+def test_jobs_that_outlive_the_process_of_their_sweep_are_stopped(sweep, fake, tmp_path):
+    script = sweep.path / ".submitit" / "submission_file_1.sh"
+    queue = tmp_path / "queue"
+    queue.write_text(f"12_0|RUNNING|None|N/A|{script}\n12_1|PENDING|JobArrayTaskLimit|N/A|{script}\n")
+    fake("squeue", f"cat {queue}")
+    fake("scancel", f"echo $* >> {tmp_path}/cancelled; sed -i /^$1/d {queue}")
+    assert stop.main(["sweep"]) == 0
+    assert (tmp_path / "cancelled").read_text() == "12_1\n12_0\n"
+
+
+def test_an_interrupted_sweep_cancels_its_waiting_jobs(sweep, fake, tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "_WITHIN_S", 0.2)
+    script = sweep.path / ".submitit" / "submission_file_1.sh"
+    queue = tmp_path / "queue"
+    queue.write_text(f"12_0|RUNNING|None|N/A|{script}\n12_1|PENDING|JobArrayTaskLimit|N/A|{script}\n")
+    fake("squeue", f"cat {queue}")
+    fake("scancel", f"echo $* >> {tmp_path}/cancelled; sed -i /^$1/d {queue}")
+    shown: list[str] = []
+    handler = runner.SignalHandler(sweep, shown.append)
+    with pytest.raises(runner.SweepSignal):
+        handler._handle(15, None)
+    assert (tmp_path / "cancelled").read_text() == "12_1\n"
+    assert shown[-1].startswith("Slurm still has jobs of the sweep; to cancel them: scancel 12_0")
+
+
+def test_submitit_says_once_that_slurm_keeps_no_accounts(caplog):
+    warnings: list[str] = []
+    logger = logging.getLogger("test of submitit")
+    logger.addFilter(hydra_sweeps._NoAccounting(warnings.append))
+    for call in range(3):
+        logger.warning("Call #%d - Bypassing sacct error Command returned non-zero", call)
+    logger.warning("another one")
+    assert len(warnings) == 1
+    assert caplog.messages == ["another one"]
