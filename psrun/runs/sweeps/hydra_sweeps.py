@@ -238,7 +238,7 @@ class SweepLauncher(Launcher):
         if hasattr(inner, "joblib"):  # its options for joblib.Parallel; workers would outlive a killed sweep
             inner.joblib.update(initializer=process.begin_worker, initargs=(os.getpid(),))
             self._running.resources.callback(_end_workers)
-        if getattr(inner, "_EXECUTOR", None) == "slurm":
+        if type(inner).__name__ == "SlurmLauncher":  # of submitit
             logging.getLogger("submitit").addFilter(_NoAccounting(self._running.warn))
             params: Any = getattr(inner, "params", {})
             if params.get("cpus_per_task") is None:

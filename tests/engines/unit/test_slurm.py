@@ -436,7 +436,7 @@ def test_a_task_has_the_gpus_that_the_engine_gives_it(monkeypatch, tmp_path, job
 def test_a_resumed_run_that_was_removed_does_not_begin_again(tmp_path):
     run = SimpleNamespace(resume=str(tmp_path), mode="train", raw={})
     me = identify(run_config("cluster=slurm"), JOB)
-    with pytest.raises(ConfigError, match="resume: .* no longer holds a run: it was removed"):
+    with pytest.raises(ConfigError, match=r"resume: .* no longer holds a run: it was removed"):
         run_process._folder(run, me, tmp_path)
     assert not (tmp_path / "config.yaml").exists()
 

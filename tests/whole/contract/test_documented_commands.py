@@ -174,7 +174,7 @@ def _first(argument: str) -> str:
     """The argument with the first value of its sweep; empty if it is about the sweep itself."""
     if argument.startswith("-") or "=" not in argument:
         return argument
-    if argument.startswith(("hydra/", "hydra.sweep")):  # Hydra's own plug-ins are optional
+    if argument.startswith(("hydra/", "hydra.sweep", "hydra.launcher")):  # Hydra's own plug-ins are optional
         return ""
     override = OverridesParser.create().parse_override(argument)
     if not override.is_sweep_override():
