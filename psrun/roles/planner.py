@@ -84,6 +84,7 @@ def run(run_config: RunConfig, folder: RunFolder, console: Console) -> None:
     if run_config.resume is None:
         folder.emit(
             "plan",
+            num_steps=run_config.trainer.num_epochs * run_config.trainer.num_steps,
             placement=[asdict(shard) for shard in plan.placed],
             bytes_per_step=asdict(plan.traffic),
             bytes_per_step_by_task={task: asdict(traffic) for task, traffic in plan.traffic_by_task.items()},

@@ -13,6 +13,7 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
+from psrun.config.groups import key_of
 from psrun.runs import states
 from psrun.runs.report.rows import FOLDED, SEEDS, Row, briefly, shown
 from psrun.runs.report.runs import Run
@@ -30,6 +31,16 @@ def headings(columns: Sequence[str]) -> dict[str, str]:
     """
     ends = [_end(column) for column in columns]
     return {column: end if ends.count(end) == 1 else column for column, end in zip(columns, ends)}
+
+
+def with_short_keys(overrides: Sequence[Sequence[str]]) -> list[str]:
+    """The overrides of each job as text, with the headings of their keys in place of the whole keys."""
+    short = headings(list(dict.fromkeys(key_of(each) for of_job in overrides for each in of_job)))
+    texts = []
+    for of_job in overrides:
+        parts = [f"{short[key_of(each)]}={each.partition('=')[2]}" for each in of_job]
+        texts.append(" ".join(parts))
+    return texts
 
 
 def _end(column: str) -> str:

@@ -30,6 +30,7 @@ from psrun.errors import ConfigError, ExitCode, Problem, SweepError, ended
 from psrun.launch.backend import TaskPlan
 from psrun.launch.child_processes import ChildProcess, StartProcess, start_alone
 from psrun.results.run_folder import CONFIG, RESULT, RunFolder, write_config
+from psrun.runs.report.table import with_short_keys
 from psrun.runs.sweeps.sweep import LOG, Sweep, distinguishing
 
 _POLL_S = 0.1
@@ -230,18 +231,21 @@ def show_plans(sweep: Sweep, console: Console) -> None:
     problems = []
     table = Table(title="Plans (read, pushed: per step of a worker)", title_justify="left", box=None, pad_edge=False,
                   header_style="bold")  # fmt: skip
-    for heading in ("job", "overrides", "on each ps", "fullest task", "read", "pushed"):
+    for heading in ("job", "overrides", "steps", "on each ps", "fullest task", "read", "pushed"):
         is_text = heading in ("overrides", "on each ps")
         table.add_column(heading, justify="left" if is_text else "right", overflow="fold")
-    for job, apart in zip(jobs, distinguishing([job.overrides for job in jobs])):
+    differing = distinguishing([job.overrides for job in jobs])
+    for job, own, text in zip(jobs, differing, with_short_keys(differing)):
         result = RunFolder(sweep.folder(job)).stored()
         if result.get("status") == "completed":
-            table.add_row(str(job.number), Text(apart), *_priced(result))
+            table.add_row(str(job.number), Text(text), *_priced(result))
             continue
         message = (result.get("error") or {}).get("message", "was not planned")
-        table.add_row(str(job.number), Text(apart), "[red]refused[/red]")
-        problems.append(Problem(f"job {job.number} ({apart or 'as given'})", message))
+        table.add_row(str(job.number), Text(text), "[red]refused[/red]")
+        problems.append(Problem(f"job {job.number} ({' '.join(own) or 'as given'})", message))
     console.print(table)
+    many = "1 job" if len(jobs) == 1 else f"{len(jobs)} jobs"
+    console.print(f"{many}, at most {min(len(jobs), sweep.max_parallel)} at once.", soft_wrap=True)
     console.print("Variables only, without TensorFlow itself, the input pipeline and activations.", soft_wrap=True)
     if problems:
         raise ConfigError(problems)
@@ -254,7 +258,9 @@ def _priced(result: dict[str, Any]) -> list[str]:
     ps = [size for task, size in sorted(sizes.items()) if task.startswith("ps-")]
     fullest = max(sizes, key=sizes.__getitem__, default="")
     moved = result["bytes_per_step"]
+    num_steps = result.get("num_steps")
     return [
+        "" if num_steps is None else f"{num_steps:,}",
         _at_most(ps),
         f"{fullest} {decimal(sizes[fullest])}",
         *((decimal(moved[name]) if ps else "") for name in ("read_bytes", "pushed_bytes")),

@@ -333,7 +333,8 @@ class SweepRunner:
         # A later proposal of a search may be invalid: its job fails, and the others continue.
         goes_on = self.sweep.search not in (None, "grid") and bool(self.sweep.jobs)
         if by_problem and not goes_on:
-            apart = dict(zip([e.number for e in proposals], distinguishing([e.overrides for e in proposals])))
+            differing = distinguishing([each.overrides for each in proposals])
+            apart = {each.number: " ".join(own) for each, own in zip(proposals, differing)}
             raise ConfigError([_of_jobs(problem, numbers, apart) for problem, numbers in by_problem.items()])
         return runs
 
@@ -402,7 +403,7 @@ class SweepRunner:
         best = state.best
         if best is None:
             return
-        varied = {key_of(each) for each in best.apart.split()}
+        varied = {key_of(each) for each in best.differing}
         if _SEED in varied or not varied:
             folder = shlex.quote(run_state.shown_path(self.sweep.path))
             what = "the means over seeds" if varied > {_SEED} else "the spread"

@@ -49,7 +49,7 @@ class Job:
       error: its first line.
       rungs: of a search with halving: the metric at each epoch after which it paused.
       doing: the phase that its chief reports, such as 'training'; else the status.
-      apart: the overrides that not all jobs have.
+      differing: the overrides that not all jobs have.
       progress: of the training; None while nothing is known.
       metrics: the newest value of each.
       best: the evaluation of its best checkpoint, as `best_of` returns it.
@@ -66,11 +66,16 @@ class Job:
     error: str | None = None
     rungs: Mapping[str, float] = field(default_factory=dict)
     doing: str = WAITING
-    apart: str = ""
+    differing: Sequence[str] = ()
     progress: Progress | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     best: Mapping[str, Any] = field(default_factory=dict)
     written_s: float = 0.0
+
+    @property
+    def apart(self) -> str:
+        """The overrides that not all jobs have, as text."""
+        return " ".join(self.differing)
 
     @property
     def is_over(self) -> bool:
@@ -416,15 +421,15 @@ def is_own_key(key: str) -> bool:
     return key.partition(".")[0] == "sweep"
 
 
-def distinguishing(overrides: Sequence[Sequence[str]]) -> list[str]:
-    """Of the overrides of each job those that not all jobs have, as text; without those of the sweep itself.
+def distinguishing(overrides: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Of the overrides of each job those that not all jobs have; without those of the sweep itself.
 
     A job that began after the sweep was resumed may have another `sweep.max_parallel`.
     """
     overrides = [[each for each in one if not is_own_key(key_of(each))] for one in overrides]
     sets = [set(each) for each in overrides if each]
     common = set.intersection(*sets) if len(sets) > 1 else set[str]()
-    return [" ".join(each for each in one if each not in common) for one in overrides]
+    return [[each for each in one if each not in common] for one in overrides]
 
 
 def cannot_be_written(folder: Path, error: OSError) -> SweepError:

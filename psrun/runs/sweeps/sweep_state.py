@@ -148,22 +148,21 @@ class SweepReader:
         if not self._supervised:
             self._sweep = self._read()
         jobs = [self._job(path, job) for path, job in (self._recorded() or self._below()).items()]
-        apart = self._apart(jobs)
-        jobs = [replace(job, apart=text) for job, text in zip(jobs, apart)]
+        jobs = [replace(job, differing=differing) for job, differing in zip(jobs, self._differing(jobs))]
         status = self._sweep.status if self._sweep else None
         if self._sweep and not self._supervised and self._is_gone(self._sweep):
             status = GONE
         return SweepState(jobs, status, *self._ranked_by(jobs))
 
-    def _apart(self, jobs: Sequence[Job]) -> list[str]:
+    def _differing(self, jobs: Sequence[Job]) -> list[list[str]]:
         """What of its overrides tells each job from the others. The next one of a search may have other values."""
         if self._sweep is None or not self._sweep.search:
             return distinguishing([job.overrides for job in jobs])
-        texts = []
+        found = []
         for job in jobs:
             own = [each for each in job.overrides if each not in self._sweep.arguments]
-            texts.append(" ".join(each for each in own if not is_own_key(key_of(each))))
-        return texts
+            found.append([each for each in own if not is_own_key(key_of(each))])
+        return found
 
     def _is_gone(self, sweep: Sweep) -> bool:
         """Whether the process of a sweep that is recorded as running was killed."""

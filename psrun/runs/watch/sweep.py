@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
@@ -20,12 +23,16 @@ from psrun.results import run_state
 from psrun.results.console import numbers, print_folded, warner
 from psrun.results.run_folder import PRUNED
 from psrun.runs import states
+from psrun.runs.report.table import with_short_keys
 from psrun.runs.sweeps.sweep import Job, Sweep
 from psrun.runs.sweeps.sweep_state import SweepReader, SweepState, counted
 from psrun.runs.watch.run import EVERY_S
 
 _SHARE = 10  # at most one part in ten of the time is spent on reading
 _OTHER_LINES = 6  # of a terminal: what is not a job
+_OVERRIDES = "overrides"  # the heading of the overrides that not all jobs have
+_SPARE = ("steps/s", "epoch", "step")  # the columns of the overview that a narrow terminal hides first
+_BETWEEN = 2  # characters between two columns
 
 
 class SweepScreen:
@@ -46,7 +53,8 @@ class SweepScreen:
     def show(self, state: SweepState, changed: Sequence[Job]) -> None:
         """Shows all jobs that fit a terminal; elsewhere prints a line for each of the `changed` jobs."""
         if self._live:
-            self._live.update(overview(state, max(5, self._console.height - _OTHER_LINES)), refresh=True)
+            room = max(5, self._console.height - _OTHER_LINES)
+            self._live.update(overview(state, self._console, room), refresh=True)
             return
         for job in changed:
             if job.has_started:
@@ -54,7 +62,7 @@ class SweepScreen:
 
     def result(self, state: SweepState) -> None:
         """Prints the table of all jobs."""
-        self._console.print(_result(state))
+        self._console.print(_result(state, self._console.width))
         self.print(summary(state))
 
     def print(self, text: str | Text) -> None:
@@ -173,21 +181,62 @@ class SweepMonitor:
         return state, changed
 
 
-def overview(state: SweepState, room: int) -> Group:
-    """One row per job: running jobs first, then those that have not started, up to `room` rows."""
-    table = _table("job", "overrides", "state", "epoch", "step", "steps/s", "newest")
+def overview(state: SweepState, console: Console, room: int) -> Group:
+    """A row per job in up to `room` lines: first running jobs, then those that have not started, then the others.
+
+    A line below counts the jobs that have no room.
+    """
     order = sorted(range(len(state.jobs)), key=lambda at: (state.jobs[at].is_over, not state.jobs[at].has_started, at))
-    best = state.best
-    for job in (state.jobs[at] for at in sorted(order[:room])):
-        cells = ["", "", ""]
-        if progress := job.progress:
-            done = f"{progress.step}/{progress.steps}"
-            cells = [f"{progress.epoch}/{progress.epochs}", done, f"{progress.steps_per_s:.4g}"]
-        newest = numbers(state.ranking(job)) + (" best" if job is best else "")
-        style = "bold" if job is best else None
-        table.add_row(Text(job.folder), Text(job.apart), _styled(job.doing, job.status), *cells, newest, style=style)
-    more = len(state.jobs) - room
-    return Group(table, *([Text(f"and {more} more", style="dim")] if more > 0 else []), summary(state))
+    texts = with_short_keys([job.differing for job in state.jobs])
+    cells = {at: _cells(state, state.jobs[at]) for at in order}
+    headings = ["job", "state", "epoch", "step", "steps/s", state.metric or "newest"]
+    widths = {}
+    for heading in headings:
+        widths[heading] = _BETWEEN + max([cell_len(heading), *(row[heading].cell_len for row in cells.values())])
+    longest = max((cell_len(text) for text in texts), default=0)
+    least = min(_longest_word(texts), console.width // 2)
+    for heading in _SPARE:
+        if sum(widths.values()) + least > console.width:
+            del widths[heading]
+    width = max(least, min(longest, console.width - sum(widths.values())), len(_OVERRIDES))
+    number, *others = widths
+    table = _table(number, _OVERRIDES, *others, width=width)
+    shown = 0
+    for at in order:
+        lines = len(Text(texts[at]).wrap(console, width))
+        if lines > room:
+            break
+        room -= lines
+        row = [Text(texts[at]), *(cells[at][heading] for heading in others)]
+        table.add_row(cells[at][number], *row, style="bold" if state.jobs[at] is state.best else None)
+        shown += 1
+    rows: list[Table | Text] = [table]
+    if shown < len(order):
+        counts = Counter(state.jobs[at].status for at in order[shown:])
+        rows.append(Text(f"and {len(order) - shown} more: {counted(counts)}", style="dim"))
+    return Group(*rows, summary(state))
+
+
+def _cells(state: SweepState, job: Job) -> dict[str, Text]:
+    """The texts of a job in the overview by heading, without its overrides."""
+    epoch = step = rate = ""
+    progress = job.progress
+    if progress:
+        epoch = f"{progress.epoch}/{progress.epochs}"
+        step = f"{progress.step}/{progress.steps}"
+        rate = f"{progress.steps_per_s:.4g}"
+    newest = numbers(state.ranking(job))
+    if state.metric is not None:  # the heading
+        value = state.value(job)
+        newest = "" if value is None else f"{value:.4g}"
+    if job is state.best:
+        newest += " best"
+    texts = {"job": job.folder, "epoch": epoch, "step": step, "steps/s": rate, state.metric or "newest": newest}
+    return {"state": _styled(job.doing, job.status), **{heading: Text(text) for heading, text in texts.items()}}
+
+
+def _longest_word(texts: Sequence[str]) -> int:
+    return max((cell_len(word) for text in texts for word in text.split()), default=0)
 
 
 def summary(state: SweepState) -> Text:
@@ -210,12 +259,14 @@ def _line(state: SweepState, job: Job) -> Text:
     return Text("  ").join(filter(None, [*parts, Text(seconds), Text(newest), Text(job.error or "")]))
 
 
-def _result(state: SweepState) -> Table:
+def _result(state: SweepState, width: int) -> Table:
     """One row per job, the best one first."""
     errors = ["error"] if any(job.error for job in state.jobs) else []
     best = state.best
-    table = _table("job", "overrides", "status", state.title, "seconds", *errors)
-    for job in state.ranked:
+    texts = with_short_keys([job.differing for job in state.ranked])
+    least = min(_longest_word(texts), width // 2)
+    table = _table("job", _OVERRIDES, "status", state.title, "seconds", *errors, least=least)
+    for job, text in zip(state.ranked, texts):
         measured = state.value(job)
         value = "" if measured is None else f"{measured:.4g}"
         if job is best:
@@ -223,7 +274,7 @@ def _result(state: SweepState) -> Table:
         seconds = "" if job.wall_s is None else f"{job.wall_s:.1f}"
         status = _styled(job.status, job.status)
         error = [Text(job.error or "")] if errors else []
-        table.add_row(Text(job.folder), Text(job.apart), status, value, seconds, *error)
+        table.add_row(Text(job.folder), Text(text), status, value, seconds, *error)
     return table
 
 
@@ -231,9 +282,19 @@ def _styled(text: str, status: str) -> Text:
     return Text(text, style=states.state(status).style)
 
 
-def _table(*headings: str) -> Table:
+def _table(*headings: str, width: int | None = None, least: int | None = None) -> Table:
+    """A table without rows.
+
+    Args:
+      width, least: the characters of the overrides; the least number of them.
+    """
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in headings:
-        words = heading in ("overrides", "state", "status", "newest", "error")
-        table.add_column(heading, justify="left" if words else "right", overflow="fold", no_wrap=heading == "job")
+        words = heading in (_OVERRIDES, "state", "status", "newest", "error")
+        column: dict[str, Any] = {"justify": "left" if words else "right", "overflow": "fold"}
+        if heading == _OVERRIDES:
+            column |= {"width": width, "min_width": least}
+        else:
+            column["no_wrap"] = heading != "error"
+        table.add_column(heading, **column)
     return table

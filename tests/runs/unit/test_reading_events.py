@@ -134,7 +134,7 @@ some_jobs = st.builds(
     Job, number=st.none() | st.integers(0, 99), overrides=st.lists(texts, max_size=2), folder=texts,
     status=st.sampled_from(["waiting", "starting", "running", "completed", "failed", "interrupted", "gone", "unknown"]),
     metric=st.none() | numbers, wall_s=st.none() | st.floats(0, 1e6), error=st.none() | texts, doing=texts,
-    apart=texts, progress=st.none() | progress, metrics=metrics,
+    differing=st.lists(texts, max_size=2), progress=st.none() | progress, metrics=metrics,
 )  # fmt: skip
 states = st.builds(
     SweepState, st.lists(some_jobs, max_size=4), st.sampled_from([None, "running", "gone", "completed"]),

@@ -31,7 +31,7 @@ def test_a_state_looks_alike_in_all_commands(tmp_path, monkeypatch, capfd, word,
     console = Console(file=io.StringIO(), color_system="standard", width=200)
     console.print(table([{"run": "A", "status": word}], ["run", "status"]))
     sweep = SweepState([Job(0, (), "0", status=word, doing=word)], "running", None, "min")
-    console.print(overview(sweep, 5))
+    console.print(overview(sweep, console, 5))
     SweepScreen(console).result(sweep)
     shown = capfd.readouterr().out + console.file.getvalue()
     assert shown.count(f"\x1b[{code}m{word}") == 4

@@ -7,6 +7,7 @@ import fcntl
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -221,10 +222,10 @@ def test_how_a_job_is_by_its_folder(tmp_path):
 
 
 def test_jobs_are_distinguished_by_overrides_that_not_all_have(tmp_path):
-    assert distinguishing([["a=1", "b=1"], ["a=1", "b=2"]]) == ["b=1", "b=2"]
-    assert distinguishing([["a=1", "b=1"]]) == ["a=1 b=1"]
+    assert distinguishing([["a=1", "b=1"], ["a=1", "b=2"]]) == [["b=1"], ["b=2"]]
+    assert distinguishing([["a=1", "b=1"]]) == [["a=1", "b=1"]]
     resumed = [["a=1", "sweep.max_parallel=2"], ["a=2", "sweep.max_parallel=3"]]
-    assert distinguishing(resumed) == ["a=1", "a=2"]
+    assert distinguishing(resumed) == [["a=1"], ["a=2"]]
     search = Sweep(tmp_path, ["sweep.max_parallel=2"], search="tpe")
     search.jobs = {number: Job(number, each, str(number)) for number, each in enumerate(resumed)}
     assert [job.apart for job in SweepReader(tmp_path, sweep=search).look().jobs] == ["a=1", "a=2"]
@@ -328,13 +329,37 @@ def test_a_terminal_sees_a_row_a_job_and_the_best_so_far(tmp_path):
     beat = {"pid": 1, "at_s": 1.0, "state": "training", "progress": progress}
     (tmp_path / "1" / ".tasks" / "chief-0.json").write_text(json.dumps(beat))
     console = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=100, height=20)
-    console.print(overview(SweepReader(tmp_path, sweep=sweep).look(), 14))
+    console.print(overview(SweepReader(tmp_path, sweep=sweep).look(), console, 14))
     shown = console.file.getvalue()
-    assert [line.split() for line in shown.splitlines() if "x=[1]" in line] == [
-        ["1", "x=[1]", "training", "1/2", "10/40", "5", "val_auc", "0.5"]
-    ]
+    head, first, *_ = shown.splitlines()
+    assert head.split() == ["job", "overrides", "state", "epoch", "step", "steps/s", "val_auc"]
+    assert first.split() == ["1", "x=[1]", "training", "1/2", "10/40", "5", "0.5"]
+    assert "and 16 more: 15 waiting, 1 completed" in shown
     assert "30 jobs: 1 completed, 1 running, 28 waiting; best so far: val_auc 0.75, job 0  x=[0]" in shown
     assert len(shown.splitlines()) < 20
+
+
+def test_a_narrow_terminal_shows_the_running_jobs_in_whole_words(tmp_path):
+    sweep = Sweep(tmp_path, [], metric="val_auc", mode="max", started_s=0.0)
+    kinds = ("bounded_delay", "ssp", "sync")
+    values = [(workers, kind, seed) for workers in (2, 4) for kind in kinds for seed in (1, 2, 3)]
+    jobs = []
+    for number, (workers, kind, seed) in enumerate(values):
+        overrides = [f"cluster.num_workers={workers}", f"consistency={kind}", f"seed={seed}", "model=dlrm"]
+        jobs.append(Job(number, overrides, str(number)))
+    sweep.plan(planned(*jobs))
+    for number in range(18):
+        status = "completed" if number < 15 else "running"
+        job_folder(tmp_path / str(number), status=status, metrics={"val_auc": 0.75}, wall_s=3.0)
+    console = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=60, height=20)
+    console.print(overview(SweepReader(tmp_path, sweep=sweep).look(), console, 14))
+    lines = console.file.getvalue().splitlines()
+    numbers = [line.split()[0] for line in lines if line[:3].strip().isdigit()]
+    assert numbers[:3] == ["15", "16", "17"]
+    words = {word for line in lines for word in line.split()}
+    assert {"num_workers=4", "consistency=sync", "seed=3"} <= words
+    assert any(line.startswith("and ") and line.endswith(" completed") for line in lines)
+    assert len(lines) <= 20
 
 
 def test_elsewhere_lines_show_what_is_new(tmp_path):
@@ -360,17 +385,19 @@ def test_elsewhere_lines_show_what_is_new(tmp_path):
 
 def test_plans_of_a_sweep_are_one_table(tmp_path):
     sweep = Sweep(tmp_path, [])
-    sweep.plan(planned(Job(0, ["x=1"], "0"), Job(1, ["x=2"], "1")))
+    sweep.plan(planned(Job(0, ["model.x=1"], "0"), Job(1, ["model.x=2"], "1")))
+    sweep.max_parallel = 3
     placement = [{"task": "ps-0", "bytes": 2000}, {"task": "ps-1", "bytes": 1000}, {"task": "chief-0", "bytes": 10}]
-    job_folder(tmp_path / "0", status="completed", placement=placement,
+    job_folder(tmp_path / "0", status="completed", placement=placement, num_steps=1200,
                bytes_per_step={"read_bytes": 100, "pushed_bytes": 200})  # fmt: skip
     job_folder(tmp_path / "1", status="failed", error={"message": "too large"})
     console = Console(file=io.StringIO(), width=200)
-    with pytest.raises(ConfigError, match=r"job 1 \(x=2\): too large"):
+    with pytest.raises(ConfigError, match=r"job 1 \(model.x=2\): too large"):
         jobs.show_plans(sweep, console)
-    assert "2.0 kB, 1.0 kB  ps-0 2.0 kB  100 bytes  200 bytes" in " ".join(
-        console.file.getvalue().split("\n")[2:3]
-    ).replace("   ", "  ")
+    lines = [re.split(r" {2,}", line.strip()) for line in console.file.getvalue().splitlines()]
+    assert lines[1] == ["job", "overrides", "steps", "on each ps", "fullest task", "read", "pushed"]
+    assert lines[2] == ["0", "x=1", "1,200", "2.0 kB, 1.0 kB", "ps-0 2.0 kB", "100 bytes", "200 bytes"]
+    assert ["2 jobs, at most 2 at once."] in lines
 
 
 def test_jobs_with_the_same_choices_are_composed_once(tmp_path, monkeypatch, compositions):
