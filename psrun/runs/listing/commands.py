@@ -14,9 +14,11 @@ from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.filesize import decimal
 from rich.status import Status
+from rich.text import Text
 
 from psrun.errors import ExitCode
 from psrun.results import run_state
+from psrun.results.console import folded
 from psrun.results.run_state import GONE, existing, natural, require_readable
 from psrun.runs import states
 from psrun.runs.listing import entries
@@ -26,6 +28,7 @@ from psrun.runs.report.commands import add_filters, joined
 from psrun.runs.report.output import to_stdout
 from psrun.runs.report.rows import Row
 from psrun.runs.report.table import headings
+from psrun.runs.report.table import hidden as hidden_line
 from psrun.runs.sweeps.sweep_state import counted
 
 # The beginnings of keys that say how a run was started, not what it trained.
@@ -35,6 +38,7 @@ _RIGHT = ("age", "size")
 _DIFFERS = "differs"
 _MOST_DIFFERS = 40  # characters of what differs, on a terminal, before other columns are hidden for it
 _LEAST_DIFFERS = 12
+_LEAST_RUN = 20  # characters of a name that is shortened
 _MOST_VALUE = 20  # characters of one value among these
 _BETWEEN = "  "
 _AGES = ((86400 * 7, "w"), (86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
@@ -175,23 +179,43 @@ def _table(lines: Sequence[_Line], console: Console) -> str:
     cells = [_cells(line, short) for line in lines]
     columns = [name for name in dict.fromkeys(key for each in cells for key in each) if any(map(_has(name), cells))]
     heads = headings(columns)
-    widths = {name: max(cell_len(heads[name]), *(cell_len(each.get(name, "")) for each in cells)) for name in columns}
+    if console.is_terminal and _too_wide(_widths(cells, heads), console.width) > 0:
+        cells = [{**each, "status": _status(line.row, short=True)} for line, each in zip(lines, cells)]
+    widths = _widths(cells, heads)
+    hidden: list[str] = []
     if console.is_terminal:
         _fit(widths, console.width)
         cells = [_cut(each, widths) for each in cells]
+        lines_below = hidden_line(columns, list(widths), "a wider terminal or --json shows them")
+        hidden = [folded(Text(line), console.width).plain for line in lines_below]
     head = _joined(heads, widths)
+    if console.is_terminal:
+        head = f"\x1b[1m{head}\x1b[0m"
     body = [_joined(each, widths, styled=console.is_terminal) for each in cells]
-    return (
-        "\n".join([f"\x1b[1m{head}\x1b[0m" if console.is_terminal else head, *body, _summary(lines), *_gone(lines)])
-        + "\n"
-    )
+    return "\n".join([head, *body, _summary(lines), *hidden, *_gone(lines)]) + "\n"
+
+
+def _widths(cells: Sequence[Mapping[str, str]], heads: Mapping[str, str]) -> dict[str, int]:
+    """The characters of each column."""
+    widths = {}
+    for name, head in heads.items():
+        widths[name] = max(cell_len(head), *(cell_len(each.get(name, "")) for each in cells))
+    return widths
+
+
+def _too_wide(widths: Mapping[str, int], room: int) -> int:
+    """The characters of a line for which there is no room; negative if there is more."""
+    return sum(widths.values()) + len(_BETWEEN) * (len(widths) - 1) - room
 
 
 def _fit(widths: dict[str, int], room: int) -> None:
     """Narrows or removes columns until all fit `room` characters, or none is left that may be removed."""
 
     def over() -> int:
-        return sum(widths.values()) + len(_BETWEEN) * (len(widths) - 1) - room
+        return _too_wide(widths, room)
+
+    def spare() -> int:
+        return max(0, widths["run"] - _LEAST_RUN)
 
     if over() > 0 and _DIFFERS in widths:
         widths[_DIFFERS] = min(widths[_DIFFERS], _MOST_DIFFERS)
@@ -199,18 +223,29 @@ def _fit(widths: dict[str, int], room: int) -> None:
         if over() > 0:
             widths.pop(name, None)
     if over() > 0 and _DIFFERS in widths:
-        widths[_DIFFERS] = max(_LEAST_DIFFERS, widths[_DIFFERS] - over())
-    if over() > 0:
-        widths.pop(_DIFFERS, None)
+        widths[_DIFFERS] = min(widths[_DIFFERS], max(_LEAST_DIFFERS, widths[_DIFFERS] - over()))
+    for name in (_DIFFERS, "model", "name"):
+        if over() > spare():
+            widths.pop(name, None)
+    widths["run"] -= min(spare(), max(0, over()))
 
 
 def _cut(cells: Mapping[str, str], widths: Mapping[str, int]) -> dict[str, str]:
-    """The cells, with what differs in as many characters as its column has."""
+    """The cells, with what differs and the name of the run in as many characters as their columns have."""
     text = cells.get(_DIFFERS, "")
     width = widths.get(_DIFFERS, 0)
     if cell_len(text) > width > 0:
         text = set_cell_size(text, width - 1).rstrip() + "…"
-    return {**cells, _DIFFERS: text}
+    return {**cells, _DIFFERS: text, "run": _shortened(cells["run"], widths["run"])}
+
+
+def _shortened(name: str, width: int) -> str:
+    """A name without its middle: runs are named by their end, too."""
+    if cell_len(name) <= width:
+        return name
+    before = width // 3
+    after = width - 1 - before
+    return f"{set_cell_size(name, before)}…{name[-after:]}"
 
 
 def _most_varied_first(lines: Sequence[_Line]) -> list[str]:
@@ -279,9 +314,12 @@ def _metric(row: Row) -> str:
     return f"{title} {rows.shown(row['value'])}"
 
 
-def _status(row: Row) -> str:
-    """The status; of a sweep with its jobs by status."""
-    counts = counted(row.get("jobs", {}))
+def _status(row: Row, *, short: bool = False) -> str:
+    """The status; of a sweep with its jobs by status, or `short` with the number of those that are completed."""
+    jobs = row.get("jobs", {})
+    counts = counted(jobs)
+    if short and jobs:
+        counts = f"{jobs.get('completed', 0)} of {sum(jobs.values())}"
     return f"{row['status']} ({counts})" if counts else row["status"]
 
 

@@ -176,6 +176,27 @@ def test_what_differs_is_cut_to_the_width_of_a_terminal(tmp_path, monkeypatch, c
     assert max(map(len, lines)) <= 62
 
 
+def test_a_narrow_terminal_has_a_line_a_run_and_says_what_it_hides(tmp_path, monkeypatch, capfd):
+    names_of_runs = [f"2026-11-29_17-42-3{number}-two_tower-17b{number}" for number in range(3)]
+    for name in names_of_runs:
+        a_run(tmp_path / name, overrides=[f"run.tag={name}"])
+    a_recorded_sweep(tmp_path / "sweep")
+    console = Console(force_terminal=True, width=70, color_system=None)
+    monkeypatch.setattr(commands, "Console", lambda **options: console)
+    list_runs([str(tmp_path)])
+    plain = re.sub(r"\x1b\[[\d;]*m", "", capfd.readouterr().out)
+    head, *lines = plain[plain.index("run  ") :].splitlines()  # after the spinner
+    assert head.split() == ["run", "status", "metric", "model"]
+    for line, name in zip(lines, names_of_runs):
+        begin, _, end = line.split()[0].partition("…")
+        assert len(end) > 10
+        assert name.startswith(begin)
+        assert name.endswith(end)
+    assert "interrupted (2 of 3)" in lines[3]
+    assert "hidden columns: differs, age, size, engine, where" in plain
+    assert max(map(len, [head, *lines])) <= 70
+
+
 def test_the_metric_of_a_run_with_a_best_checkpoint_is_the_one_of_that_checkpoint(tmp_path, capfd):
     best = {"step": 100, "metric": "val_auc", "mode": "max", "value": 0.95}
     a_run(tmp_path / "a", best_checkpoint=best)
