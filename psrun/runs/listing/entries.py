@@ -203,7 +203,7 @@ def of_sweep(folder: str, inside: Sequence[Entry]) -> SweepEntry:
         "value": state.value(best) if best else None,
         "best_checkpoint": dict(best.best) if best else {},
         "best": None if best is None else best.folder,
-        "started_s": sweep.started_s or files.changed_s(path),
+        "started_s": min([sweep.started_s or files.changed_s(path), *(entry.row["started_s"] for entry in inside)]),
         "size": own_bytes + sum(entry.row["size"] for entry in inside),
         "engine": _common(inside, "engine"), "where": sweep.host or _common(inside, "where"),
         "written_s": max([files.changed_s(path / RECORD), *(entry.row["written_s"] for entry in inside)]),

@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import operator
+import os
 import re
 import statistics
 from collections import Counter
@@ -31,6 +32,7 @@ MEASURED = ("steps", "steps_per_s", "examples_per_s", "wall_s", "recoveries")
 _LONGEST_LIST = 40  # characters of values that are shown
 _LONGEST_MAPPING = 20
 _FEATURES = "data.features"
+_NAME = "name"  # that people gave a run
 _TYPES = ("kind", "_target_")  # the choice of a group
 _ASIDE = ("tracker", "profile", "system")  # what does not change what a run trains: compared where it was chosen
 # How a run was started, and not what it trained.
@@ -53,7 +55,7 @@ def row(run: Run) -> Row:
     steps = as_mapping(run.result.get("steps"))
     stale = {f"staleness.{name}": each for name, each in as_mapping(run.result.get("staleness")).items()}
     recoveries = run.result.get("recoveries")
-    called = {} if run.called is None else {"name": run.called}
+    called = {} if run.called is None else {_NAME: run.called}
     # An experiment is not a key of the configuration.
     experiment = {key: value for key, value in run.overrides.items() if key == "experiment"}
     return {
@@ -214,13 +216,15 @@ def _compared(text: str) -> re.Match[str]:
 def condition(text: str, rows: Sequence[Row]) -> Callable[[Row], bool]:
     """The condition of `--where TEXT`, such as 'val_auc>0.7'. A row without the value meets only `!=`.
 
-    A list, such as the marks, is equal to each of its values.
+    A list, such as the marks, is equal to each of its values. The `name` of a run that has none is that of its folder.
 
     Raises:
       ConfigError: it is not a comparison, or no run has the key.
     """
     parsed = _compared(text)
-    key = full_key(parsed["key"], rows)
+    key = parsed["key"]
+    if key != _NAME:
+        key = full_key(key, rows)
     sign = parsed["operator"]
     expected = "" if parsed["value"] == "null" else parsed["value"]
     limit: float | None = None
@@ -232,6 +236,8 @@ def condition(text: str, rows: Sequence[Row]) -> Callable[[Row], bool]:
 
     def holds(each: Row) -> bool:
         value = each.get(key)
+        if key == _NAME and value is None:
+            value = os.path.basename(each["folder"])
         if isinstance(value, list) and sign in ("=", "==", "!="):
             return compare(expected in [shown(value), *map(shown, value)], True)
         if limit is not None and as_number(value) is not None:

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -131,6 +132,9 @@ def test_the_name_of_a_run(runs, capfd):
     (row,) = listed(capfd, "--where", "name=baseline")
     assert row["name"] == "baseline"
     assert "A" not in names(listed(capfd, "--where", "name!=baseline"))
+    assert names(listed(capfd, "--where", "name=B")) == ["B"]  # one without a name has that of its folder
+    report([str(runs), "--where", "name=B", "--json", "-"])
+    assert names(json.loads(capfd.readouterr().out)) == ["B"]
     report([str(runs / "A"), str(runs / "B")])
     shown = capfd.readouterr().out
     assert "baseline" in shown
@@ -212,6 +216,15 @@ def test_folders_without_runs(tmp_path, monkeypatch, capfd):
     assert capfd.readouterr().out == "no runs below runs\n"
     a_run(tmp_path / "one")
     assert names(listed(capfd, "one")) == ["one"]
+
+
+def test_the_age_of_a_sweep_is_the_time_since_its_first_job(tmp_path, capfd):
+    """Also after it was resumed."""
+    sweep = a_recorded_sweep(tmp_path / "S", started_s=time.time())
+    result = tmp_path / "S" / "0" / "run.json"
+    result.write_text(json.dumps({**json.loads(result.read_text()), "started_s": sweep.started_s - 500}))
+    (row,) = listed(capfd, str(tmp_path))
+    assert row["age_s"] == pytest.approx(500, abs=60)
 
 
 def test_ages():
