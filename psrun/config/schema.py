@@ -22,6 +22,9 @@ from omegaconf.errors import OmegaConfBaseException
 from psrun import parts
 from psrun.errors import Problem
 
+_RANGE = re.compile(r"(\d+)(?:\.\.|-|:)(\d+)")
+_INTEGERS = ("int", "int | None", "Optional[int]")
+_MOST_INTEGERS = 20  # that an advice lists
 T = TypeVar("T")
 # Common names of keys that have another name here.
 ALSO_CALLED = {
@@ -183,7 +186,19 @@ def _wrong_type(field: dataclasses.Field, value: Any, where: str) -> Problem:
     word = field.metadata.get("or_else")
     if value is None:
         return Problem(where, f"is null; set {where}=... ({_in_words(type_name, word)})")
-    return Problem(where, f"is {value!r}, must be {_in_words(type_name, word)}")
+    return Problem(where, f"is {value!r}, must be {_in_words(type_name, word)}{_several(where, type_name, value)}")
+
+
+def _several(where: str, type_name: str, value: Any) -> str:
+    """How to run each integer of a value such as '1..3'; empty if it is no such range."""
+    found = _RANGE.fullmatch(value) if type_name in _INTEGERS and isinstance(value, str) else None
+    if found is None:
+        return ""
+    first, last = map(int, found.groups())
+    integers = range(first, last + 1)
+    if not 1 < len(integers) <= _MOST_INTEGERS:
+        return ""
+    return f"; to run each of them, add -m and write {where}={','.join(map(str, integers))}"
 
 
 def _not_allowed(field: dataclasses.Field, value: Any, where: str) -> Iterator[Problem]:

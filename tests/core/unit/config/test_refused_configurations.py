@@ -372,3 +372,19 @@ CHECKPOINTS = [
 @pytest.mark.parametrize(("contents", "key"), CHECKPOINTS)
 def test_a_checkpoint_of_another_model_or_optimizer(contents, key):
     refused(key, Contents("Adagrad", SAVED, {}, [], {}).check, "ckpt-1", contents)
+
+
+@pytest.mark.parametrize(
+    ("argument", "advice"),
+    [
+        ("seed=1..3", "; to run each of them, add -m and write seed=1,2,3"),
+        ("cluster.num_ps=2-4", "; to run each of them, add -m and write cluster.num_ps=2,3,4"),
+        ("seed=3..1", ""),
+        ("seed=1..1000", ""),
+    ],
+)
+def test_a_range_in_place_of_an_integer_names_how_to_sweep(argument, advice):
+    with pytest.raises(ConfigError) as raised:
+        parse.load(plain_config(argument))
+    key, _, value = argument.partition("=")
+    assert Problem(key, f"is '{value}', must be an integer{advice}") in raised.value.problems
