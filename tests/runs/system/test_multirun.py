@@ -268,7 +268,7 @@ def test_plans_of_a_sweep_are_made_in_one_process(psrun, tmp_path):
     assert done.stderr.count("more than the 8 rows of embedding") == 2
     assert "job 1 (cluster.num_ps=1 partitioner.num_shards=9)" in done.stderr
     rows = [line.split() for line in done.stdout.splitlines()]
-    job = ["0", "num_ps=1", "num_shards=2", "200"]
+    job = ["0", "num_ps=1", "num_shards=2", "500"]
     assert [*job, "30.7", "kB", "ps-0", "30.7", "kB", "17.0", "kB", "17.0", "kB"] in rows
     alone = psrun("mode=plan", "cluster.num_ps=1", "partitioner=fixed_shards", "partitioner.num_shards=2").result
     one_of = json.loads((tmp_path / "sweep" / "0" / "run.json").read_text())
