@@ -12,6 +12,7 @@ import yaml
 
 from psrun.config import groups, schema
 from psrun.config.schema import MISSING
+from psrun.errors import Problem
 
 # Arguments of Keras' compile that are no keys of the model, and what to do instead.
 _OF_COMPILE = {
@@ -84,6 +85,17 @@ def _choices_with(group: str, key: str, arguments: Sequence[str]) -> list[str]:
     found = {name: groups.keys(path) & wanted for name, path in files.items()}
     most = max((len(has) for has in found.values() if key in has), default=0)
     return [name for name, has in found.items() if key in has and len(has) == most]
+
+
+def with_removal(problem: Problem, arguments: Sequence[str]) -> Problem:
+    """The problem; of a key that the experiment sets and the choice in the arguments lacks, with how to remove it."""
+    group = problem.key.partition(".")[0]
+    by_key = {groups.key_of(each): each for each in arguments}
+    is_unknown = problem.message.startswith("no such key") and problem.key not in by_key
+    if not is_unknown or not {"experiment", group} <= by_key.keys():
+        return problem
+    remedy = f"{by_key['experiment']} sets it; to remove it, add '~{problem.key}'"
+    return Problem(problem.key, f"{problem.message} {remedy}")
 
 
 def place_of(name: str, composed: Mapping[str, Any]) -> str:

@@ -654,9 +654,10 @@ def problems_of_values(raw: dict[str, Any]) -> list[Problem]:
 def all_problems(arguments: Sequence[str]) -> list[Problem]:
     """All problems of the arguments of one run."""
     try:
-        return problems_of_values(values(compose(arguments)))
+        problems = problems_of_values(values(compose(arguments)))
     except ConfigError as error:
         return [*error.problems]
+    return [advice.with_removal(each, arguments) for each in problems]
 
 
 def print_by_hydra(arguments: Sequence[str]) -> None:

@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.text import Text
 
 from psrun import files, process
-from psrun.config import choices, parse, targets
+from psrun.config import advice, choices, parse, targets
 from psrun.config.run_config import RunConfig
 from psrun.config.topology import CHIEF
 from psrun.errors import CANNOT_GROW, ConfigError, ExitCode, Interrupted, Problem, PsrunError, RunFolderError
@@ -194,12 +194,23 @@ def _execute(raw: Mapping[str, Any], path: Path, overrides: list[str], started_s
     return code
 
 
+def _loaded(raw: Mapping[str, Any], overrides: list[str]) -> RunConfig:
+    """The run, after importing the user's modules. Raises ConfigError."""
+    try:
+        return parse.load(raw)
+    except ConfigError as error:
+        problems = [advice.with_removal(each, overrides) for each in error.problems]
+        if problems == error.problems:
+            raise
+        raise ConfigError(problems) from error.__cause__
+
+
 def _parsed(
     raw: Mapping[str, Any], path: Path, overrides: list[str], started_s: float, stop: Stop
 ) -> tuple[RunConfig, Identity]:
     """The run, and the task of this process. Raises ConfigError and Interrupted, once they are recorded."""
     try:
-        run = parse.load(raw)  # which imports the user's modules
+        run = _loaded(raw, overrides)
         me = table.identify(run, os.environ)
         stop.raise_if_requested()
     except (ConfigError, Interrupted) as error:

@@ -179,6 +179,21 @@ def test_mistakes_in_an_experiment_of_a_user_are_reported_together(refused):
     assert keys == {"model.loss_weights", "epochs", "experiment"}
 
 
+def test_a_key_that_an_experiment_sets_for_another_model_can_be_removed(tmp_path):
+    (tmp_path / "experiment").mkdir()
+    held = "# @package _global_\ndefaults: [override /model: dense]\nmodel: {hidden_units: [8]}\n"
+    (tmp_path / "experiment" / "tried.yaml").write_text(held)
+    arguments = ["--config-dir", str(tmp_path), "experiment=tried", "data=regression", "model=cnn"]
+    assert composition.all_problems(arguments) == []
+    arguments[-1] = "model=embedding"
+    (problem,) = composition.all_problems(arguments)
+    assert problem.key == "model.hidden_units"
+    assert problem.message.endswith(" experiment=tried sets it; to remove it, add '~model.hidden_units'")
+    assert composition.all_problems([*arguments, "~model.hidden_units"]) == []
+    (typed,) = composition.all_problems([*arguments, "model.hidden_units=[4]"])
+    assert "experiment=tried" not in typed.message
+
+
 @pytest.mark.parametrize("options", [["--help"], ["--cfg", "hydra"], []])
 def test_mistakes_are_reported_whatever_the_options_with_one_composition(refused, compositions, options):
     error = refused(*options, "trainer.epoch=2", "seeed=1", "trainer.steps_per_epoch=-1")
