@@ -158,14 +158,14 @@ def offered_metric(name: str) -> tuple[str, int | None] | None:
     Raises:
       ValueError: the number is missing, or is no positive integer.
     """
-    base, mark, number = name.partition("@")
+    base, _, number = name.partition("@")
     with_number = f"{base}@K"
     for part in every():
         if name in part.metrics and name != with_number:
             return part.metrics[name], None
         if with_number not in part.metrics:
             continue
-        if not mark:
+        if not number:
             raise ValueError(f"needs the length of the list, such as {base}@10")
         if not number.isdecimal() or int(number) < 1:
             raise ValueError(f"has the length {number!r}, must be an integer of 1 or more, such as {base}@10")

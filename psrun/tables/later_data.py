@@ -147,7 +147,7 @@ def differences(
     notes = []
     if later:
         message = "the held-out rows are later: more of their values than usual are new to the model in"
-        notes.append(f"{message} {', '.join(later)}")
+        notes.append(f"{message} {', '.join(map(repr, later))}")
     return Differences(facts, tuple(warnings), tuple(notes))
 
 

@@ -98,7 +98,7 @@ def _wrong(spec: SplitSpec) -> Iterator[Problem]:
     if spec.by in ("rows", "none") and spec.column is not None:
         yield Problem(f"{KEY}.by", f"is {spec.by}, which has no column; set it to group, time or last")
     if spec.by != "last" and spec.user is not None:
-        yield Problem(f"{KEY}.user", f"requires {KEY}.by=last")
+        yield Problem(f"{KEY}.user", f"requires {KEY}.by=last; set it to null")
     if spec.by not in ("rows", "group") and spec.seed:
         yield Problem(f"{KEY}.seed", f"requires {KEY}.by=rows or group; {spec.by} leaves nothing to chance")
 

@@ -116,6 +116,7 @@ OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "split fraction": ({"split": {"fraction": 2}}, "data.split.fraction"),
     "split by group without column": ({"split": {"by": "group"}}, "data.split.column"),
     "split by last without user": ({"split": {"by": "last", "column": "x"}}, "data.split.user"),
+    "split by time with user": ({"split": {"by": "time", "column": "x", "user": "k"}}, "data.split.user"),
     "split by rows with column": ({"split": {"column": "k"}}, "data.split.by"),
     "split by an unknown column": ({"split": {"by": "time", "column": "xx"}}, "data.split.column"),
     "split is a list": ({"split": [0.1]}, "data.split"),
