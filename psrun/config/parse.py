@@ -525,7 +525,9 @@ def _before_loading(data: Target, evaluation: Any) -> list[Problem]:
 
 
 def _with_example(problem: Problem, raw: Mapping[str, Any]) -> Problem:
-    """The problem; where there is no path, with an experiment that has data."""
+    """The problem; where there is no path, with an experiment that has data, and where no label, with both remedies."""
+    if problem.key == "data.label" and problem.message.startswith("is required"):
+        return Problem(problem.key, f"{problem.message}, or to null if each row is an interaction without a label")
     if problem.key != "data.path" or not problem.message.startswith("is required"):
         return problem
     example = advice.example_with_data(raw.get("model"), raw.get("data"))

@@ -42,6 +42,10 @@ TWO_RESTORES = (
 _BY_BATCH = "needs batch-level calls, which workers do not make; remove it: psrun"
 _NAME = re.compile(r"[^\W_]([\w.+ -]*[\w.+])?")
 _LONGEST_NAME = 100
+LEARNS_FROM_LABELS = (
+    "is null, but the model learns from labels; set it to their column, or choose a model that learns from "
+    "interactions alone (model.objective=softmax, or model=sasrec)"
+)
 
 
 def problems_of_model_keys(keys: ModelKeys) -> list[Problem]:

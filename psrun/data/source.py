@@ -211,6 +211,8 @@ class DataSource(Protocol):
       recommended: a method of the batch size (None: not configured) that returns the keys global_batch_size, epochs,
         steps_per_epoch (None: one pass), learning_rate and learning_rate_falls (whether to 0 over the epochs), some or
         all, for those that the configuration leaves to the data; optional.
+      has_labels: false if the examples have none, and get the label 1: only a model that learns from no label takes
+        them (`psrun.models.model.Model.has_scores`); optional.
       label_mean, label_deviation: of the labels of a regression, over the training examples; optional.
       label_tasks: binary or regression by the name of the label, of a source with several, whose labels are dicts;
         optional. Such a source has no task.

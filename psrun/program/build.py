@@ -19,8 +19,8 @@ from rich.filesize import decimal
 from psrun import parts
 from psrun.cluster import placement, strategy
 from psrun.cluster.strategy import Distribution
-from psrun.config import targets
-from psrun.config.rules import LOSS_PARAMETERS
+from psrun.config import rules, targets
+from psrun.config.choices import EvaluationChoice
 from psrun.config.run_config import RunConfig
 from psrun.data.source import DataSource, task_of
 from psrun.errors import ConfigError, Problem
@@ -60,19 +60,27 @@ def make_model(run: RunConfig, source: DataSource) -> Model:
         raise ConfigError([Problem("model._target_", _no_model(run.model.name, returned))])
     model = returned if isinstance(returned, Model) else Model(returned)
     keys = run.model_keys
-    loss = adapters.loss(asked, targets.bound_within(keys.loss, "model.loss", LOSS_PARAMETERS))
+    loss = adapters.loss(asked, targets.bound_within(keys.loss, "model.loss", rules.LOSS_PARAMETERS))
 
     def metrics() -> Any:
-        made = targets.bound_within(keys.metrics, "model.metrics", LOSS_PARAMETERS, (GatheredMetric,))
+        made = targets.bound_within(keys.metrics, "model.metrics", rules.LOSS_PARAMETERS, (GatheredMetric,))
         return adapters.metrics(asked, made)
 
     if run.export.top_k is not None and model.towers is None:
         message = "needs a model with towers (psrun.models.model.Towers); set it to null"
         raise ConfigError([Problem("export.top_k", message)])
+    _require_labels(model, source)
     model = _of_only_feature(model, source.features)
     return objective.resolve(
         model, keys.from_logits, loss, None if keys.metrics is None else metrics, task=task_of(source)
     )
+
+
+def _require_labels(model: Model, source: DataSource) -> None:
+    """Raises ConfigError if the examples have no label, and the model learns from one."""
+    if model.has_scores or getattr(source, "has_labels", True):
+        return
+    raise ConfigError([Problem("data.label", rules.LEARNS_FROM_LABELS)])
 
 
 def _no_model(name: str, returned: Any) -> str:
@@ -241,6 +249,12 @@ def _check_states(program: Program) -> None:
         raise ConfigError([Problem("export.at_end", message)])
 
 
+def unused_features(model: Model, evaluation: EvaluationChoice) -> list[str]:
+    """The features that neither the model nor the evaluation uses."""
+    of_evaluation = (evaluation.user, evaluation.item, *evaluation.by, *evaluation.item_features)
+    return [name for name in model.unused if name not in of_evaluation]
+
+
 def report_program(program: Program, reporter: Reporter, folder: RunFolder) -> None:
     """Records the program and reports what deserves attention.
 
@@ -254,9 +268,12 @@ def report_program(program: Program, reporter: Reporter, folder: RunFolder) -> N
         reporter.emit("network", library=program.network.library)
     else:
         folder.emit("library", library=f"tf-keras {version('tf-keras')}")
-    if program.model.unused:
-        names = ", ".join(program.model.unused)
-        reporter.warn(f"the model does not use these features: {names}; model=wide_deep uses numbers and categories")
+    unused = unused_features(program.model, program.config.evaluation)
+    if unused:
+        message = f"the model does not use these features: {', '.join(unused)}"
+        if not program.model.has_scores:
+            message += "; model=wide_deep uses numbers and categories"
+        reporter.warn(message)
     if program.data.sharding is not None:
         folder.emit("sharding", sharding=program.data.sharding)
     lookups = [asdict(lookup) for lookup in compiled_model.decide_lookups(program)]

@@ -11,12 +11,15 @@ from psrun.errors import Problem
 from psrun.recsys.part import PART
 
 _CANDIDATES = "evaluation.candidates"
+_TABLE = "psrun.tables.table.Table"
+_SASREC = "psrun.recsys.models.sasrec.sasrec"
 _OF_ITEMS = ("coverage", "popularity")  # metrics that need all items as candidates
 
 
 def problems(config: RunConfig) -> Iterator[Problem]:
     """The problems that are visible before TensorFlow is imported."""
     yield from _of_lists(config)
+    yield from _without_labels(config)
     yield from _of_recommendations(config)
 
 
@@ -40,6 +43,21 @@ def _of_lists(config: RunConfig) -> Iterator[Problem]:
         yield Problem(_CANDIDATES, f"is null, but {of_items[0]} is about all items; set it to all")
     if len(set(evaluation.by)) < len(evaluation.by):
         yield Problem("evaluation.by", "lists a feature twice")
+
+
+def _without_labels(config: RunConfig) -> Iterator[Problem]:
+    """Problems of a table whose rows have no label. What a user's own model learns from is known when it is built."""
+    data = config.data.target
+    if data.name != _TABLE or data.options.get("label", "") is not None:
+        return
+    model = config.model
+    learns_alone = model.name == _SASREC or model.options.get("objective") == "softmax"
+    if model.name.startswith("psrun.") and not learns_alone:
+        yield Problem("data.label", rules.LEARNS_FROM_LABELS)
+    of_lists = rules.gathered_metrics(config.model_keys, PART.metrics.values())
+    if of_lists and config.evaluation.candidates is None:
+        message = f"is null, but data.label is null, too: {of_lists[0]} needs other items in the lists; set it to all"
+        yield Problem(_CANDIDATES, message)
 
 
 def _of_candidates(evaluation: EvaluationChoice, of_lists: list[str], of_items: list[str]) -> Iterator[Problem]:

@@ -102,8 +102,8 @@ class Labels:
 
     @property
     def single(self) -> Label | None:
-        """The label, if there is no other one."""
-        if len(self.by_name) > 1:
+        """The label, if there is one and no other."""
+        if len(self.by_name) != 1:
             return None
         return self.by_name[self.names[0]]
 

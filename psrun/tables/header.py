@@ -68,13 +68,21 @@ def _no_texts(options: Mapping[str, Any]) -> Iterator[Problem]:
         if value is not None and not isinstance(value, str):
             yield Problem(f"data.{name}", f"is {value!r}, must be text; {advice}")
     label = options["label"]
-    labels = [label] if isinstance(label, str) else label
-    if not _are_texts(labels):
+    if label is not None and not isinstance(label, str) and (not label or not _are_texts(label)):
         message = f"is {label!r}, must be the name of a column, or a list of names; {advice}"
         yield Problem("data.label", f"{message}: 'data.label=\"2024\"'")
     columns = options.get("columns")
     if columns is not None and not _are_texts(columns):
         yield Problem("data.columns", f"is {columns!r}, must be a list of names; {advice}")
+
+
+def label_names(label: str | Sequence[str] | None) -> tuple[str, ...]:
+    """The columns that `data.label` names; none for null."""
+    if label is None:
+        return ()
+    if isinstance(label, str):
+        return (label,)
+    return tuple(label)
 
 
 def _are_texts(values: Any) -> bool:
@@ -89,8 +97,7 @@ def _of_options(
     name: str,
 ) -> list[Problem]:
     """The problems of options that name columns of the file `name`, which has the columns `known`."""
-    label = options["label"]
-    labels = [label] if isinstance(label, str) else label
+    labels = label_names(options["label"])
     weight = options.get("weight")
     specs: dict[str, FeatureSpec] = {}
     found: list[Problem] = []

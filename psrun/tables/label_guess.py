@@ -250,7 +250,10 @@ def _too_many(profile: Profile) -> ConfigError:
 
 def _constant(name: str, value: Any, num_missing: int) -> ConfigError:
     missing = f" and {num_missing:,} rows without a label" if num_missing else ""
-    return _label_error(f"column {name!r} has one value, {value!r}{missing}: there is nothing to learn; choose another")
+    message = (
+        f"column {name!r} has one value, {value!r}{missing}: there is nothing to learn from it; choose another column"
+    )
+    return _label_error(f"{message}, or data.label=null if each row is an interaction and the model needs no label")
 
 
 def _binary_order(words: Sequence[str]) -> list[str]:

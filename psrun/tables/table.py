@@ -47,7 +47,7 @@ CHECKED_BY = "psrun.tables.header.problems"  # before TensorFlow is imported; se
 def Table(  # noqa: N802 - configurations and recorded runs name the source so
     *,
     path: str,
-    label: str | Sequence[str],
+    label: str | Sequence[str] | None,
     weight: str | None = None,
     eval_path: str | None = None,
     split: Mapping[str, Any] | float | None = None,
@@ -79,7 +79,8 @@ def Table(  # noqa: N802 - configurations and recorded runs name the source so
     Args:
       path: files to train on: one, a folder, or a pattern with * ? and [].
       label: its column: 0 or 1 (binary), an integer from 0 to num_classes - 1 (multiclass), a number (regression), or
-        one of `label_vocabulary`. Or several columns, each binary or a regression: labels are a dict by column.
+        one of `label_vocabulary`. Or several columns, each binary or a regression: labels are a dict by column. None:
+        each row is an interaction and has the label 1, for models that learn from no label.
       weight: the column with the weights of the examples, numbers of 0 or more; None for none. It is not a feature.
       eval_path: the same as `path` to evaluate on; None: `split` says which rows of `path` are evaluation examples.
       split: the keys of `splits.SplitSpec`, or a fraction; None: all rows of `path` are training examples.
@@ -111,9 +112,7 @@ def Table(  # noqa: N802 - configurations and recorded runs name the source so
       DataError: there are no such files, one cannot be read to its end or has other columns than the first, there are
         more malformed rows, or no training examples.
     """
-    names = tuple(label)
-    if isinstance(label, str):
-        names = (label,)
+    names = header.label_names(label)
     keys = _Keys(
         path,
         eval_path,
@@ -244,14 +243,17 @@ def _require_none(problems: Sequence[Problem]) -> None:
 
 def _problems_of_label_columns(keys: LabelKeys) -> Iterator[Problem]:
     """Problems of the names of labels, and of keys that only a single label may have."""
-    if not keys.names or len(set(keys.names)) < len(keys.names):
+    if len(set(keys.names)) < len(keys.names):
         yield Problem("data.label", f"is {list(keys.names)}, must be a column, or several different ones")
-    if len(keys.names) < 2:
+    if len(keys.names) == 1:
         return
+    message = "is inferred for each of several labels; set it to null"
+    if not keys.names:
+        message = "describes labels, but data.label is null; set it to null, or data.label to a column"
     single = {"task": keys.task, "num_classes": keys.num_classes, "label_vocabulary": keys.vocabulary}
     for key, value in single.items():
         if value is not None:
-            yield Problem(f"data.{key}", "is inferred for each of several labels; set it to null")
+            yield Problem(f"data.{key}", message)
 
 
 def _problems_of_tasks(keys: LabelKeys) -> Iterator[Problem]:
@@ -446,6 +448,7 @@ def _without_labels(
         num_train_examples=examples.training_rows.num_examples,
         num_eval_examples=num_eval_examples,
         label_columns=read.labels.names,
+        has_labels=bool(read.labels.names),
         weight_column=read.weight,
         files=read.files,
         facts=found.facts,
@@ -459,6 +462,8 @@ def _without_labels(
 
 def _with_labels(source: TableSource, labels: Labels, scales: Mapping[str, Mapping[str, float]]) -> TableSource:
     """The source with what models need to know of the labels; of several, a model decides on losses and metrics."""
+    if not labels.names:
+        return replace(source, task="binary")
     source = replace(source, classes=labels.vocabularies)
     label = labels.single
     if label is None:
@@ -514,7 +519,7 @@ def _label_findings(labels: Labels, keys: _Keys) -> _Findings:
         if label.note:
             notes.append(f"label {name}: {label.note}")
     facts: dict[str, Any] = {}
-    if keys.labels.task is None:
+    if labels.names and keys.labels.task is None:
         records = {name: label.record for name, label in labels.by_name.items()}
         facts["label"] = records[labels.names[0]]
         if len(records) > 1:
@@ -555,7 +560,10 @@ def _feature_findings(features: Features, keys: _Keys, run: _Run) -> _Findings:
     facts = {"features": feature_spec.record(features.specs, run.folder)}
     if not features.guessed:
         return _Findings(facts)
-    command = shlex.join(["psrun", "data", "inspect", keys.path, "--label", keys.labels.names[0], *_as_options(keys)])
+    label: list[str] = []
+    if keys.labels.names:
+        label = ["--label", keys.labels.names[0]]
+    command = shlex.join(["psrun", "data", "inspect", keys.path, *label, *_as_options(keys)])
     advice = f"to edit the features: {command} --write conf/data/NAME.yaml"
     return _Findings(facts, (advice, *features.notes), features.warnings)
 

@@ -30,7 +30,7 @@ class TableReader:
     Attributes:
       specs: how each column of the prepared set is read.
       first: the first training file; `columns`: its columns, which all files have; None where each record has its own.
-      label, weight: the columns of these, which are in `specs` too.
+      label, weight: the columns of these, which are in `specs` too; an empty label: there is none.
       other_labels: the columns of further labels, which are in `specs` too.
       strict: whether other columns than those of the first file are an error.
       rows: of files that were read before.
@@ -67,15 +67,19 @@ class TableReader:
             )
         if weight is not None:
             specs[weight] = ColumnSpec(weight, "float32", decimal_mark=decimal_mark, weight=True)
-        first, *others = targets
-        return replace(self, specs=specs, label=first, other_labels=tuple(others), weight=weight)
+        names = tuple(targets)
+        if not names:
+            return replace(self, specs=specs, weight=weight)
+        return replace(self, specs=specs, label=names[0], other_labels=names[1:], weight=weight)
 
     def predicting(
         self, names: Sequence[str], options: preparation.Options
     ) -> tuple[preparation.PreparedSet, RowsToPredict]:
         """All rows of files to predict, which may lack the label and the weight, and have other columns."""
         there = formats.suggestions(names[0], self.layout)
-        labels = {self.label, *self.other_labels}
+        labels = set(self.other_labels)
+        if self.label:
+            labels.add(self.label)
         dropped = {self.weight} if labels <= {*there} else {self.weight, *labels}
         specs = {key: spec for key, spec in self.specs.items() if key not in dropped}
         lacking = sorted({spec.column for spec in specs.values()}.difference(there))
@@ -121,7 +125,7 @@ class TableReader:
         """Where the rows are that `split` with these arguments holds out."""
         split = self._split(names, options, spec, recorded)
         assert split is not None  # there is one
-        return HeldOutRows(self, names, split)
+        return HeldOutRows(self, names, split, labeled=bool(self.label))
 
     def _split(
         self,
@@ -233,7 +237,7 @@ class RowsToPredict:
 
 @dataclass(frozen=True)
 class HeldOutRows:
-    """The rows of the training files that their split holds out: well formed, and with a label.
+    """The rows of the training files that their split holds out: well formed, and with a label if the table has one.
 
     Attributes:
       reader: of these files, named `names`.

@@ -30,7 +30,7 @@ class TableSource(ByNumber):
 
     Attributes:
       training_rows, evaluation_rows: the examples; None: there are no evaluation examples.
-      label_columns: the names of the labels.
+      label_columns: the names of the labels; none where `has_labels` is false.
       weight_column: the name of the weights; None for none.
       guessed: a row for each inferred feature, to display; see `proposals.Proposal.row`.
       notes: what was decided for the user, a line each.
@@ -48,6 +48,7 @@ class TableSource(ByNumber):
     label_columns: Sequence[str]
     weight_column: str | None
     task: Any = None
+    has_labels: bool = True
     num_classes: int = 1
     label_vocabulary: LabelVocabulary | None = None
     label_mean: float = 0.0
@@ -98,12 +99,15 @@ class TableSource(ByNumber):
         """The features, the label and, where the set has them, the weights of rows."""
         features = dict(columns)
         labels = {}
-        none = tf.zeros([tf.shape(next(iter(columns.values())))[0], 1])  # of rows that are only predicted
+        num_rows = tf.shape(next(iter(columns.values())))[0]
+        none = tf.zeros([num_rows, 1])  # of rows that are only predicted
         for name in self.label_columns:
             labels[name] = features.pop(name, none)
         weights = []
         if self.weight_column in features:
             weights.append(features.pop(self.weight_column)[:, 0])
+        if not self.has_labels:
+            return features, tf.ones([num_rows, 1]), *weights
         if self.label_tasks:
             return features, labels, *weights
         label = labels[self.label_columns[0]]

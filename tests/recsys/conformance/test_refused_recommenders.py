@@ -24,6 +24,7 @@ from psrun.recsys.data.flights import Flights
 from psrun.recsys.models.two_tower import two_tower
 from psrun.recsys.models.wide_deep import wide_deep
 from psrun.tables import commands
+from psrun.tables.table import Table
 
 pytestmark = pytest.mark.tensorflow
 
@@ -43,7 +44,7 @@ TOWERS: dict[str, list[dict[str, Any]]] = {
     "embedding_dim": [{"query_features": ["C1"], "embedding_dim": {"C1": 4}}],
     "hidden_units": [{"query_features": ["C1"], "hidden_units": []}],
 }
-
+ALONE = "matrix_factorization model.user=user model.item=item model.objective=softmax"
 SHARED: dict[str, Any] = {
     "as_a_text": {"word": "clicked"},
     "with_a_number": {"word": ["clicked", 3]},
@@ -101,6 +102,31 @@ def test_models_of_lists(pieces, changes, key):
 @pytest.mark.parametrize("arguments", CONFIGURED)
 def test_metrics_of_lists(arguments):
     refused(CONFIGURED[arguments], parse.load, plain_config(*shlex.split(arguments)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "key"),
+    [
+        ("matrix_factorization model.user=user model.item=item", "data.label"),
+        ("wide_deep", "data.label"),
+        ("dense", "data.label"),
+        (f"{ALONE} evaluation.user=user 'model.metrics=[recall@10]'", "evaluation.candidates"),
+        (f"{ALONE} data.label=???", "data.label"),
+    ],
+)
+def test_rows_without_a_label(arguments, key, tmp_path):
+    (tmp_path / "shop.csv").write_text("user,item\n1,2\n")
+    model, *more = shlex.split(arguments)
+    data = ("data=table", f"data.path={tmp_path}/shop.csv", "data.label=null")
+    refused(key, parse.load, plain_config(f"model={model}", *data, *more))
+
+
+def test_a_model_of_ones_own_that_learns_from_labels(tmp_path):
+    (tmp_path / "shop.csv").write_text("user,item\n" + "a,b\nc,d\n" * 9)
+    source = Table(path=str(tmp_path / "shop.csv"), label=None, cache=str(tmp_path))
+    own = run_config("data=features", "model=embedding")
+    refused("data.label", make_model, own, source)
+    refused("data.task", Table, path=str(tmp_path / "shop.csv"), label=None, task="binary", cache=str(tmp_path))
 
 
 @pytest.mark.parametrize("text", BAD_FILES)

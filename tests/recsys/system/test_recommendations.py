@@ -66,6 +66,34 @@ def test_the_first_items_of_each_user_are_written_and_served_without_psrun(psrun
         assert [score for _, score in first[f"u{user}"]] == pytest.approx([score for _, score in new[:K]], rel=1e-4)
 
 
+def test_a_file_of_users_items_and_times_needs_no_label(psrun, tmp_path):
+    rng = np.random.default_rng(0)
+    pairs = [(user, item) for user in range(NUM_USERS) for item in rng.choice(NUM_ITEMS, 4, replace=False).tolist()]
+    lines = [f"u{user},i{item},{time}" for time, (user, item) in enumerate(pairs)]
+    (tmp_path / "shop.csv").write_text("\n".join(["user,item,time", *lines]) + "\n")
+    (tmp_path / "next.csv").write_text("user,item,time\nu1,i2,3\n")
+    trained = psrun(
+        "data=table", "data.path=shop.csv", "data.label=null", "data.split={by: last, user: user, column: time}",
+        "model=matrix_factorization", "model.user=user", "model.item=item", "model.objective=softmax",
+        "evaluation.user=user", "evaluation.item=item", "evaluation.candidates=all", "model.metrics=[recall@3]",
+        "cluster=none", "trainer.epochs=2",
+    )  # fmt: skip
+    assert trained.code == 0, trained.stderr
+    assert 0 <= trained.result["metrics"]["val_recall@3"] <= 1
+    assert "label" not in trained.result["data"]
+    evaluated = psrun("mode=evaluate", f"resume={trained.folder}", "data.eval_path=next.csv")
+    assert evaluated.code == 0, evaluated.stderr
+    for name, more in (("held_out.csv", ()), ("rows.csv", ("data.eval_path=next.csv",))):
+        predicted = psrun("mode=predict", f"resume={trained.folder}", f"predict.path={name}", *more)
+        assert predicted.code == 0, predicted.stderr
+        assert {*rows(tmp_path / name)[0]} == {"prediction"}
+    top = psrun("mode=predict", f"resume={trained.folder}", f"predict.top_k={K}", "predict.path=top.csv")
+    assert top.code == 0, top.stderr
+    assert len(rows(tmp_path / "top.csv")) == NUM_USERS * K
+    exported = psrun("mode=export", f"resume={trained.folder}", f"export.top_k={K}")
+    assert exported.code == 0, exported.stderr
+
+
 def test_a_model_without_towers_has_no_recommendations_to_export(psrun):
     refused = psrun(
         "model=wide_deep", "cluster=none", "export.top_k=3", "evaluation.user=x", "evaluation.item=y", "data=features"

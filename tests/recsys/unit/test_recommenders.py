@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
+from support import run_config
 
 from psrun.data.source import ArraySource, Feature
 from psrun.models.model import ArgumentError, Model
+from psrun.program import build
 from psrun.recsys.models.dcn import dcn
 from psrun.recsys.models.deepfm import deepfm
 from psrun.recsys.models.matrix_factorization import matrix_factorization
@@ -200,6 +202,9 @@ def test_sasrec_scores_the_item_by_its_row_of_the_table_of_histories():
     looked_up = model.network.get_layer("tables_rows")({name: inputs[name] for name in ("item", "history")})
     assert vectors["item"].numpy() == pytest.approx(looked_up["item"].numpy()[:, 0])
     assert (model.towers.item_features, list(model.unused)) == (("item",), ["user"])
+    for arguments, unused in ((["evaluation.user=user"], []), (["evaluation.by=[user]"], []), ([], ["user"])):
+        run = run_config("model=dense", *arguments)
+        assert build.unused_features(model, run.evaluation) == unused
 
 
 @pytest.mark.parametrize(

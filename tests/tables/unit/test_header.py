@@ -48,6 +48,8 @@ def keys_of_problems(path: str, *arguments: str, **keys: Any) -> list[str]:
     [
         ("data.label=bought", "data.label"),
         ("data.label=[Bought, age]", "data.label[1]"),
+        ("data.label=[]", "data.label"),
+        ("data.label=???", "data.label"),
         ("data.weight=Wieght", "data.weight"),
         ("data.features={age: {column: age}}", "data.features.age"),
         ("data.features={Age: {vocabluary: [1]}}", "data.features.Age.vocabluary"),

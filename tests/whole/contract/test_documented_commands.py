@@ -85,6 +85,7 @@ def folder(tmp_path, monkeypatch):
         (tmp_path / name).write_bytes(gzip.compress(text.getvalue().encode()))
     for name in ("train.csv", "eval.csv", "clicks.csv", "new.csv"):
         (tmp_path / name).write_text(text.getvalue())
+    (tmp_path / "shop.csv").write_text("user,item,time\nu1,i1,1\nu1,i2,2\n")
     monkeypatch.setattr(sweep_state, "BETWEEN_JOBS_S", 0.0)  # `a_sweep` writes no sweep.json
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
