@@ -113,6 +113,8 @@ def Table(  # noqa: N802 - configurations and recorded runs name the source so
         more malformed rows, or no training examples.
     """
     names = header.label_names(label)
+    if label is not None and not names:
+        raise ConfigError([Problem("data.label", "is [], must be a column, or several different ones, or null")])
     keys = _Keys(
         path,
         eval_path,
