@@ -227,7 +227,7 @@ class ConsoleSink(Sink):
 
     def _plain_progress(self, progress: Progress) -> None:
         now = self._console.get_time()
-        if now - self._last_plain_s >= _PLAIN_EVERY_S and progress.step:
+        if now - self._last_plain_s >= _PLAIN_EVERY_S and progress.step and progress.has_begun:
             self._last_plain_s = now
             self._print("  ".join(_progress_parts(replace(progress, metrics={}))))  # the epoch has a line
 
@@ -496,7 +496,9 @@ class ProgressLine:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         progress = self._progress
         room = options.max_width - _LEAST_BAR - 1
-        text = "  ".join(_progress_parts(progress, room)) if progress.step else "starting the first step"
+        text = "starting the first step"
+        if progress.step and progress.has_begun:
+            text = "  ".join(_progress_parts(progress, room))
         bar_width = min(max(options.max_width - len(text) - 1, _LEAST_BAR), 24)
         table = Table.grid(padding=(0, 1))
         table.add_column(width=bar_width)

@@ -72,6 +72,7 @@ class Progress:
       steps: their planned number.
       loss: mean over the current epoch so far; None before its first step.
       metrics: of the last complete epoch and evaluation.
+      has_begun: whether this process has applied a step; a resumed run has the steps of earlier ones.
     """
 
     epoch: int
@@ -82,6 +83,7 @@ class Progress:
     examples_per_s: float
     loss: float | None
     metrics: Mapping[str, float] = field(default_factory=dict)
+    has_begun: bool = True
 
 
 class Sink:

@@ -154,7 +154,17 @@ class ProgressMonitor(Pulse):
         if now_s > start_s:
             rate = (now - start) / (now_s - start_s)
         examples = rate * self._program.examples_per_step
-        self.progress = Progress(self.epoch, self._epochs, step, self.planned, rate, examples, loss, self.metrics)
+        self.progress = Progress(
+            self.epoch,
+            self._epochs,
+            step,
+            self.planned,
+            rate,
+            examples,
+            loss,
+            self.metrics,
+            has_begun=step > self._first,
+        )
         self._reporter.progress(self.progress)
 
     def loss(self) -> float | None:

@@ -32,6 +32,19 @@ def test_the_console_shows_progress_and_epochs(terminal):
     assert ("last epoch: auc 0.75" in text) is terminal  # in a file, the line of that epoch is above
 
 
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_resumed_run_waits_for_its_first_step_as_a_new_one_does(terminal):
+    console = Console(file=io.StringIO(), force_terminal=terminal, width=120, color_system=None)
+    sink = ConsoleSink(console)
+    for progress in (Progress(3, 5, 0, 500, 0.0, 0.0, None), Progress(3, 5, 200, 500, 0.0, 0.0, None, has_begun=False)):
+        sink._last_plain_s = -1e9
+        sink.progress(progress)
+    sink.close()
+    text = console.file.getvalue()
+    assert "steps/s" not in text
+    assert ("starting the first step" in text) is terminal
+
+
 MANY = {"loss": 0.5432, "auc": 0.8765, "accuracy": 0.7654}
 
 

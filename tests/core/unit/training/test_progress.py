@@ -91,3 +91,14 @@ def test_a_first_step_that_is_seen_after_the_last_one_leaves_the_rate_of_the_epo
     clock.steps_joined()
     monitor = SimpleNamespace(first_step_s=105.0, first_step_count=9)
     assert clock.epoch_ends(10, monitor) == (5.0, 2.0)
+
+
+def test_a_resumed_training_has_not_begun_until_it_has_applied_a_step() -> None:
+    shown: list[bool] = []
+    reporter = SimpleNamespace(progress=lambda each: shown.append(each.has_begun))
+    trainer = SimpleNamespace(num_epochs=5)
+    program = SimpleNamespace(config=SimpleNamespace(trainer=trainer), examples_per_step=8)
+    monitor = progress.ProgressMonitor(program, reporter, first_step=200, planned=500)
+    for step in (200, 201):
+        monitor._report(step, None)
+    assert shown == [False, True]
