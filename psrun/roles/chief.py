@@ -20,6 +20,7 @@ from typing import Any, Self
 
 import psutil
 
+from psrun import parts
 from psrun.checkpoint import trained_model
 from psrun.checkpoint.checkpoints import checkpoints_of
 from psrun.checkpoint.storage import Position, Store
@@ -243,8 +244,19 @@ def _next(run: TrainingRun, best: Mapping[str, Any] | None) -> dict[str, Any] | 
         which = []
         if best is not None and best["checkpoint"] and best["step"] != run.monitor.last_step:
             which.append(f"restore={best['step']}")
-        return {"command": "predict", "arguments": [*which, "data.eval_path=FILE"]}
+        return {"command": "predict", "arguments": [*which, *_predicted(config)]}
     return {"command": "report", "arguments": []}
+
+
+def _predicted(config: RunConfig) -> list[str]:
+    """The arguments of `psrun predict` for what a model of this kind is for: items of each user, or other rows."""
+    evaluation = config.evaluation
+    if evaluation.user is None or evaluation.item is None or parts.output("predict.top_k") is None:
+        return ["data.eval_path=FILE"]
+    arguments = ["predict.top_k=10"]
+    if config.cluster.has_parameter_servers:
+        arguments.append("cluster=none")  # one process computes it, with the whole model
+    return arguments
 
 
 def _sampler(run: TrainingRun) -> Sampler | None:

@@ -43,6 +43,8 @@ def test_the_first_items_of_each_user_are_written_and_served_without_psrun(psrun
     )  # fmt: skip
     assert trained.code == 0, trained.stderr
     assert {"val_recall@3", "val_coverage@3"} < set(trained.result["metrics"])
+    assert trained.stdout.splitlines()[-1].startswith("next: psrun predict run ")
+    assert trained.stdout.endswith(" predict.top_k=10\n")
     predicted = psrun("mode=predict", f"resume={trained.folder}", f"predict.top_k={K}", "predict.path=top.csv")
     assert predicted.code == 0, predicted.stderr
     first = {}
