@@ -359,7 +359,7 @@ def nothing_to_train(path: Path, raw: Mapping[str, Any]) -> str:
     if not done or done < raw["trainer"]["epochs"]:
         return ""
     more = f"psrun resume {shown} trainer.epochs={2 * done}"
-    return f"the run is complete, with {done} epochs; to train on, set trainer.epochs higher: {more}"
+    return f"the run was complete after epoch {done}; to train on, set trainer.epochs higher: {more}"
 
 
 def _after_epoch(epoch: Event | None) -> Progress | None:

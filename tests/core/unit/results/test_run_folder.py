@@ -146,7 +146,7 @@ def completed(path):
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"resume": "somewhere"}, "complete, with 2 epochs; .*: psrun resume .* trainer.epochs=4"),
+        ({"resume": "somewhere"}, "complete after epoch 2; .*: psrun resume .* trainer.epochs=4"),
         ({"trainer": {"epochs": 3}}, ""),
         ({"optimizer": {"learning_rate": 1e-04}}, ""),
     ],
