@@ -125,6 +125,15 @@ def tables(source, *, library: str = "keras") -> Model:
     return Model(keras.Model([words, number], keras.layers.Dense(1, "sigmoid")(both)))
 
 
+def sharded(source, *, library: str = "keras") -> Any:
+    """A table of psrun and a layer with statistics; layers have the names that Keras gives them."""
+    k, own = (keras, keras3) if library == "keras" else (tf_keras, layers)
+    words, number = k.Input((6,), dtype="int64", name="words"), k.Input((1,), name="number")
+    vectors = k.layers.GlobalAveragePooling1D()(own.Embedding(20_000, 4, name="word")(words))
+    normal = k.layers.BatchNormalization()(k.layers.Concatenate()([vectors, number]))
+    return k.Model([words, number], k.layers.Dense(1, "sigmoid")(k.layers.Dropout(0.2)(normal)))
+
+
 def lists(source, *, library: str = "keras") -> Any:
     """Lists with weights and without a combiner, through stacked tables; from equal weights in both libraries."""
     k, own = (keras, keras3) if library == "keras" else (tf_keras, layers)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from bounds import BOUND_S
 from documented import ROOT, blocks, commands
 from outcomes import check_same, events, rows, served
-from support import run_config, variables
+from support import HARNESS, run_config, variables
 
 from psrun import parts
 from psrun.checkpoint import trained_model
@@ -168,6 +172,50 @@ def test_an_export_loads_without_psrun_and_keras(train, tmp_path):
     features = {"words": np.arange(12).reshape(2, 6), "number": np.ones((2, 1), np.float32)}
     here = trained_model.predict(trained.model, trained.source, {k: tf.constant(v) for k, v in features.items()})
     np.testing.assert_allclose(served(result["export"], features, tmp_path), here[:, 0], rtol=1e-5)
+
+
+@thorough
+@pytest.mark.parametrize("library", ["keras", "tf_keras"])
+def test_a_model_of_ones_own_takes_the_weights_of_an_export(train, tmp_path, library):
+    """By the lines of the guide, in another process, which predicts what the export does."""
+    result, _ = train(*SEQUENCES, *model("sharded", library=library), *SHARDS, "export.at_end=true", "evaluation=none")
+    (code,) = [code for name, code in blocks((ROOT / "docs" / "guides" / "exports.md").read_text(), "python") if name]
+    if library == "tf_keras":
+        code = code.replace("weight.path", 'weight.name.split(":")[0]')
+    (tmp_path / "weights.py").write_text(code)
+    (tmp_path / "taken.py").write_text(TAKES)
+    done = subprocess.run(
+        [sys.executable, "taken.py", library, result["export"]], cwd=tmp_path, capture_output=True, text=True,
+        timeout=BOUND_S, check=False, env={**os.environ, "PYTHONPATH": str(HARNESS)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    own, exported, rows, by_position = json.loads(done.stdout)
+    np.testing.assert_allclose(own, exported, rtol=1e-5)
+    assert np.std(own) > 1e-4
+    np.testing.assert_array_equal(rows, by_position)
+
+
+TAKES = """
+import json, sys
+import keras3_models
+import numpy as np
+import tensorflow as tf
+from weights import take_weights
+
+library, export = sys.argv[1:]
+source = keras3_models.Sequences()
+model = keras3_models.sharded(source, library=library)
+take_weights(model, export)
+(features, _), *_ = source.evaluation(batch_size=8)
+loaded = tf.saved_model.load(export)
+served = loaded.signatures["serving_default"](**features)["prediction"]
+layer = model.get_layer("word")
+ids = np.arange(40)
+position = getattr(layer, "table", layer).position(ids)
+table = layer.get_weights()[0]
+print(json.dumps([model.predict(features, verbose=0).tolist(), served.numpy().tolist(),
+                  layer(ids).numpy().tolist(), table[position].tolist()]))
+"""
 
 
 @thorough
