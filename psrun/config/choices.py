@@ -359,10 +359,14 @@ class ConsistencyChoice(Choice):
 
     @property
     def title(self) -> str:
-        """The mode with its options."""
-        mode, *options = self.facts.values()
-        names = [f"{name}={value}" for name, value in zip([*self.facts][1:], options)]
-        return f"{mode} ({', '.join(names)})" if names else mode
+        """The mode with the options that are set."""
+        options = self.facts
+        mode = options.pop("mode")
+        names = []
+        for name, value in options.items():
+            if value is not None:
+                names.append(f"{name}={value}")
+        return f"{mode} ({', '.join(names)})" if names else str(mode)
 
 
 @dataclass(frozen=True)

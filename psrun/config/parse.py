@@ -382,6 +382,8 @@ def _check_learning_rate(rate: Any, *, is_required: bool) -> Iterator[Problem]:
     if isinstance(rate, Mapping):
         if "_target_" not in rate:
             yield Problem(key, f"is {dict(rate)}, must be a number, or a schedule with a _target_")
+        elif problem := rules.problem_of_keras3(str(rate["_target_"]), "optimizers.schedules"):
+            yield Problem(f"{key}._target_", problem)
     elif rate == schema.MISSING:
         yield Problem(key, f"is required; set {key}=...")
     elif isinstance(rate, bool | str):

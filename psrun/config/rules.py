@@ -101,7 +101,7 @@ def problem_of_keras3(target: str, kind: str) -> str | None:
     """The problem of a `_target_` of Keras 3; None for other targets.
 
     Args:
-      kind: the module of tf-keras that has it: optimizers or callbacks.
+      kind: the module of tf-keras that has it: optimizers, optimizers.schedules or callbacks.
     """
     library, _, rest = target.partition(".")
     if library != "keras":
@@ -109,6 +109,7 @@ def problem_of_keras3(target: str, kind: str) -> str | None:
     name = rest.rpartition(".")[2]
     why = {
         "optimizers": "Keras 3's optimizers lose updates on parameter servers",
+        "optimizers.schedules": "tf-keras, which also trains models of Keras 3, does not know it",
         "callbacks": "tf-keras, which also trains models of Keras 3, does not call it",
     }[kind]
     return f"is {target}, a class of Keras 3: {why}; use tf_keras.{kind}.{name}"

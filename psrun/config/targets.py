@@ -209,6 +209,15 @@ def called(target: Target, **provided: Any) -> Any:
         raise ConfigError([Problem(target.key, f"{target.name} failed: {described(error)}")]) from error
 
 
+def with_called(target: Target, option: str) -> Target:
+    """The target with an option that is itself a target called already; raises ConfigError as `called`."""
+    node = target.options.get(option)
+    if not isinstance(node, Mapping) or "_target_" not in node:
+        return target
+    value = called(_target_of(node, f"{target.key}.{option}"))
+    return dataclasses.replace(target, options={**target.options, option: value})
+
+
 def described(error: BaseException) -> str:
     """An error in one line, with the file and the line in the user's code that raised it, if any."""
     if isinstance(error, SyntaxError) and error.filename:

@@ -48,8 +48,21 @@ def with_compiled(model: Model, compiled: keras.Model) -> Model:
     if model.loss is None and loss is not None:
         model = replace(model, loss=loss)
     if model.metrics is None and metrics is not None:
-        model = replace(model, metrics=lambda: metrics)
+        model = replace(model, metrics=lambda: _of_compile(metrics))
     return model
+
+
+def _of_compile(metrics: Any) -> Any:
+    """The metrics that a Keras 3 model was compiled with, as `converted_metrics` gives them.
+
+    Raises:
+      ConfigError: tf-keras has no metric of a kind.
+    """
+    try:
+        return converted_metrics(metrics)
+    except ConfigError as error:
+        (problem,) = error.problems
+        raise ConfigError([Problem("model", f"in compile(metrics=...), {problem.message}")]) from error
 
 
 def with_converted(model: Model) -> Model:
@@ -145,8 +158,9 @@ def _twin(metric: keras.metrics.Metric) -> tf_keras.metrics.Metric:
     kind = type(metric)
     twin = getattr(tf_keras.metrics, kind.__name__, None)
     if not kind.__module__.startswith("keras.") or twin is None:
-        message = f"{kind.__name__} is a metric of Keras 3, which loses updates on parameter servers; use a metric of"
-        raise ConfigError([Problem("model.metrics", f"{message} tf_keras.metrics, or a function of y_true and y_pred")])
+        message = f"{kind.__name__} is a metric of Keras 3, which loses updates on parameter servers; write it as a"
+        instead = "subclass of tf_keras.metrics.Metric, or as a function of y_true and y_pred"
+        raise ConfigError([Problem("model.metrics", f"{message} {instead}")])
     options = {name: value for name, value in metric.get_config().items() if name != "dtype"}
     if internals.names_itself(metric):
         del options["name"]  # tf-keras gives the twin its own

@@ -35,8 +35,7 @@ class LateGradients(tf_keras.optimizers.Optimizer):
     """A base class before a tf-keras optimizer.
 
     Args:
-      staleness_aware: whether the learning rate of an update is divided by its staleness, if that is greater than 0.
-        Zhang, Gupta, Lian, Liu: Staleness-Aware Async-SGD for Distributed Deep Learning, IJCAI 2016.
+      staleness_aware: whether the learning rate of an update is its `late_rate`.
       delay_compensation: lambda: a gradient g of dense weights becomes g + lambda g g (w_now - w_read). Zheng et al.:
         Asynchronous Stochastic Gradient Descent with Delay Compensation, ICML 2017.
 
@@ -62,11 +61,23 @@ class LateGradients(tf_keras.optimizers.Optimizer):
         if self.staleness is None:
             return rate
         with tf.device(self.staleness.device):
-            return rate / tf.cast(tf.reshape(tf.maximum(self.staleness, 1), []), rate.dtype)
+            return self.late_rate(rate, tf.cast(tf.reshape(self.staleness, []), rate.dtype))
 
     @learning_rate.setter
     def learning_rate(self, rate: Any) -> None:
         tf_keras.optimizers.Optimizer.learning_rate.fset(self, rate)
+
+    def late_rate(self, rate: tf.Tensor, staleness: tf.Tensor) -> tf.Tensor:
+        """The learning rate of an update with `staleness_aware`. Override it for another rule.
+
+        By default the rate is divided by the staleness, if that is greater than 0. Zhang, Gupta, Lian, Liu:
+        Staleness-Aware Async-SGD for Distributed Deep Learning, IJCAI 2016.
+
+        Args:
+          rate: of the optimizer or its schedule, a scalar.
+          staleness: of the update, a scalar of the same dtype.
+        """
+        return rate / tf.maximum(staleness, 1)
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), **{name: getattr(self, name) for name in LATE_GRADIENTS_OPTIONS}}

@@ -43,12 +43,14 @@ def make_optimizer(run: RunConfig) -> Any:
     """The configured optimizer.
 
     Raises:
-      ConfigError: it is none of tf-keras, or a legacy one; or as `prepare`.
+      ConfigError: it is none of tf-keras, or a legacy one; or its schedule is one of Keras 3; or as `prepare`.
     """
-    optimizer = targets.called(run.optimizer)
+    target = targets.with_called(run.optimizer, "learning_rate")
+    _check_schedule(target.options.get("learning_rate"))
+    optimizer = targets.called(target)
     if not keras.is_optimizer(optimizer):
         message = f"{run.optimizer.name} returned {optimizer!r}, not an optimizer of tf_keras.optimizers"
-        if any(each.__module__.startswith("keras.") for each in type(optimizer).__mro__):
+        if _is_of_keras3(optimizer):
             kind = type(optimizer).__name__
             message = (
                 f"{run.optimizer.name} returned {kind} of Keras 3, which loses updates on parameter servers; return an "
@@ -58,6 +60,21 @@ def make_optimizer(run: RunConfig) -> Any:
     _refuse_legacy(optimizer, "optimizer._target_", f"{run.optimizer.name} returned")
     prepare(optimizer, run, "optimizer")
     return optimizer
+
+
+def _is_of_keras3(value: Any) -> bool:
+    """Whether the class of a value is one of Keras 3 or derived from one, without an import of Keras 3."""
+    return any(each.__module__.startswith("keras.") for each in type(value).__mro__)
+
+
+def _check_schedule(rate: Any) -> None:
+    """Raises ConfigError for a learning rate that tf-keras does not take for a schedule."""
+    if _is_of_keras3(rate):
+        message = (
+            f"{type(rate).__name__} is a schedule of Keras 3; use a subclass of "
+            "tf_keras.optimizers.schedules.LearningRateSchedule"
+        )
+        raise ConfigError([Problem("optimizer.learning_rate", message)])
 
 
 def _refuse_legacy(optimizer: Any, key: str, owner: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -54,14 +54,26 @@ def delayed(delay: int, steps: int) -> list[tuple[int, int]]:
     return [(step, max(0, step - delay)) for step in range(steps)]
 
 
+LateRate = Callable[[float, int], float]
+
+
+def same_rate(rate: float, delay: int) -> float:
+    return rate
+
+
+def divided_rate(rate: float, delay: int) -> float:
+    """That of `optimizer.staleness_aware`."""
+    return rate / max(1, delay)
+
+
 def by_hand(
-    updates: Sequence[tuple[int, int]], rate: float, *, divides: bool = False, compensation: float = 0.0
+    updates: Sequence[tuple[int, int]], rate: float, *, late_rate: LateRate = same_rate, compensation: float = 0.0
 ) -> tuple[np.ndarray, np.ndarray]:
     """Table and weights after gradient descent on the mean squared error.
 
     Args:
       updates: of each one the number of its batch, and the number of updates before those weights that it reads.
-      divides: whether the rate is divided by the delay, if that is greater than 0.
+      late_rate: the rate of an update, from `rate` and its delay.
       compensation: lambda in g + lambda g g (w_now - w_read), for the weights.
     """
     features, targets = examples()
@@ -75,7 +87,7 @@ def by_hand(
         error = 2 / BATCH_SIZE * (read_table[ids] + x @ read_weights - targets[places])
         gradient = x.T @ error
         gradient += compensation * gradient**2 * (weights - read_weights)
-        now = rate / max(1, number - version) if divides else rate
+        now = late_rate(rate, number - version)
         weights -= now * gradient
         np.subtract.at(table, ids, now * error)
     return table, weights

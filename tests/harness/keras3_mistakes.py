@@ -90,6 +90,11 @@ def own_metric(source) -> keras.Model:
     return model
 
 
+class Halving(keras.optimizers.schedules.LearningRateSchedule):
+    def __call__(self, step):
+        return 0.1 / (1 + step)
+
+
 # Under names that are not those of Keras.
 optimizer = keras.optimizers.SGD
 Callback = keras.callbacks.Callback

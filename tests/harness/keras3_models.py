@@ -110,6 +110,22 @@ def compiled(source) -> keras.Model:
     return model
 
 
+class Squares(keras.losses.Loss):
+    def call(self, y_true, y_pred):
+        return keras.ops.mean(keras.ops.square(y_true - y_pred), axis=-1)
+
+
+def bias(y_true, y_pred):
+    return keras.ops.mean(y_pred - y_true, axis=-1)
+
+
+def with_own_loss(source) -> keras.Model:
+    """A loss and a metric of the user's, of operations of Keras 3."""
+    model = reading(source)
+    model.compile(loss=Squares(), metrics=["mse", bias])
+    return model
+
+
 def tables(source, *, library: str = "keras") -> Model:
     """A collection of stacked tables."""
     layer = keras3.EmbeddingCollection(

@@ -186,7 +186,7 @@ def test_batches_that_were_not_applied_come_first():
 # -- a mode of the user's, which adds a stage from outside the package
 
 
-SHORT = ("model=dense", "optimizer=sgd", "trainer.epochs=1", "trainer.steps_per_epoch=3", "evaluation=none")
+SHORT = ("optimizer=sgd", "trainer.epochs=1", "trainer.steps_per_epoch=3", "evaluation=none")
 
 
 @pytest.fixture
@@ -199,12 +199,13 @@ def project(monkeypatch):
         del sys.modules[name]
 
 
-def test_a_consistency_mode_from_outside_the_package_trains(train, project):
-    """Half of each gradient is half of the learning rate, for SGD."""
+@pytest.mark.parametrize("model", ["dense", pytest.param("embedding", marks=pytest.mark.thorough)])
+def test_a_consistency_mode_from_outside_the_package_trains(train, project, model):
+    """Half of each gradient is half of the learning rate, for SGD; gradients of tables are IndexedSlices."""
     rate = "optimizer.learning_rate"
-    result, folder = train(*SHORT, *project, f"{rate}=0.2", num_workers=1)
+    result, folder = train(f"model={model}", *SHORT, *project, f"{rate}=0.2", num_workers=1)
     assert (result["consistency"]["mode"], result["consistency"]["factor"]) == ("damped", 0.5)
-    _, expected = train(*SHORT, f"{rate}=0.1", num_workers=1)
+    _, expected = train(f"model={model}", *SHORT, f"{rate}=0.1", num_workers=1)
     held = variables(folder)
     for name, value in variables(expected).items():
         if np.size(value) > 1:

@@ -46,7 +46,7 @@ def test_without_delay_all_bits_are_those_of_plain_training(train, trainer, mode
     ("trainer", "options", "formula"),
     [
         ("custom_loop", (), {}),
-        ("fit", AWARE, {"divides": True, "compensation": 0.5}),
+        ("fit", AWARE, {"late_rate": delayed.divided_rate, "compensation": 0.5}),
     ],
 )
 def test_a_constant_delay_is_delayed_gradient_descent(train, trainer, options, formula):

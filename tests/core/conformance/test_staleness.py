@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import delayed
+import numpy as np
 import pytest
+from documented import ROOT, blocks
 from outcomes import events
 from support import STEPS, TABLED, variables
 
@@ -19,7 +21,7 @@ def test_updates_of_another_worker_between_a_read_and_its_update_are_counted(tra
         "optimizer.delay_compensation=0.5",
     )  # fmt: skip
     updates = [(0, 0), (1, 1), (2, 2), (3, 3), (4, 4), (0, 0)]
-    delayed.check(variables(folder), *delayed.by_hand(updates, 0.1, divides=True, compensation=0.5))
+    delayed.check(variables(folder), *delayed.by_hand(updates, 0.1, late_rate=delayed.divided_rate, compensation=0.5))
     measured = result["staleness"]
     assert measured["histogram"] == [[0, 5], [5, 1]]
     assert {name: measured[name] for name in ("updates", "mean", "p50", "p95", "p99", "max")} == {
@@ -29,6 +31,28 @@ def test_updates_of_another_worker_between_a_read_and_its_update_are_counted(tra
     (event,) = events(folder, "staleness")
     assert event["epoch"] == 1
     assert event["mean"] == measured["mean"]
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("place", ["simulated", pytest.param("servers", marks=pytest.mark.inprocess)])
+def test_the_rule_of_the_guide_is_the_rate_of_late_updates(train, tmp_path, monkeypatch, place):
+    page = (ROOT / "docs" / "guides" / "consistency.md").read_text(encoding="utf-8")
+    code = dict(blocks(page, "python"))["rules.py"]
+    assert code.count("SparseAdagrad") == 2
+    (tmp_path / "rules.py").write_text(code.replace("SparseAdagrad", "SparseSGD"), encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    pieces = [*delayed.LINEAR, "optimizer._target_=rules.Fading", "optimizer.staleness_aware=true", "trainer.epochs=1"]
+    if place == "servers":
+        pieces += ["trainer=own_loop", "+trainer.late_by=5", "trainer._target_=user_code.held_back",
+                   "trainer.steps_per_execution=1"]  # fmt: skip
+        updates = [(0, 0), (1, 1), (2, 2), (3, 3), (4, 4), (0, 0)]
+    else:
+        pieces += ["cluster=none", "consistency=simulated", "consistency.mean=3", "trainer.steps_per_epoch=20"]
+        updates = delayed.delayed(3, 20)
+    _, folder = train(*pieces)
+    by_hand = delayed.by_hand(updates, 0.1, late_rate=lambda rate, delay: rate * 0.5 ** (delay / 4))
+    held = {name: value for name, value in variables(folder).items() if np.size(value) > 1}
+    delayed.check(held, *by_hand)
 
 
 @pytest.mark.thorough

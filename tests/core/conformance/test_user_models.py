@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+
+import numpy as np
 import pytest
 import tensorflow as tf
+import yaml
 from documented import ROOT, blocks
 
 from psrun.errors import ConfigError
@@ -65,6 +69,20 @@ def test_the_data_source_of_the_guide_trains(train, tmp_path, monkeypatch):
     result, _ = train("model=dense", "data._target_=waves.Waves", *SHIFTED, "optimizer=adam")
     assert result["evaluation"]["examples_seen"] == 1000
     assert result["data"]["num_eval_examples"] == 1000
+
+
+@pytest.mark.tensorflow
+def test_the_schedule_of_the_guide_trains(train, tmp_path, monkeypatch):
+    page = (ROOT / "docs" / "guides" / "own-components.md").read_text(encoding="utf-8")
+    (tmp_path / "rates.py").write_text(dict(blocks(page, "python"))["rates.py"], encoding="utf-8")
+    node = yaml.safe_load(dict(blocks(page, "yaml"))["myconf/optimizer/halved.yaml"])
+    assert node["learning_rate"]["_target_"] == "rates.Halved"
+    monkeypatch.syspath_prepend(tmp_path)
+    rate = "optimizer.learning_rate={_target_: rates.Halved, rate: 0.1, steps: 5}"
+    result, _ = train("model=dense", "optimizer=adam", rate, "trainer.steps_per_epoch=12", "trainer.epochs=1")
+    assert result["steps"]["applied"] == 12
+    values = [sys.modules["rates"].Halved(0.1, 5)(tf.constant(step, tf.int64)) for step in (0, 4, 5, 12)]
+    np.testing.assert_allclose(values, [0.1, 0.1, 0.05, 0.025])
 
 
 # -- logits

@@ -84,6 +84,18 @@ def test_attention_and_a_recurrent_layer_train_as_their_twins(train):
 
 
 @thorough
+def test_a_loss_and_a_metric_of_operations_of_keras3_train(train):
+    result, _ = train(*SEQUENCES, *model("with_own_loss"), *SHARDS, num_workers=1)
+    metrics = result["metrics"]
+    assert metrics["loss"] == pytest.approx(metrics["mse"], rel=1e-5)
+    assert metrics["val_loss"] == pytest.approx(metrics["val_mse"], rel=1e-5)
+    assert 0 < abs(metrics["val_bias"]) < 1
+    named, _ = train(*SEQUENCES, *model("reading"), *SHARDS, "model.metrics=[{_target_: keras3_models.bias}]",
+                     num_workers=1)  # fmt: skip
+    assert "val_bias" in named["metrics"]
+
+
+@thorough
 @pytest.mark.parametrize("name", ["subclassed", pytest.param("transformer", marks=pytest.mark.release)])
 def test_equal_seeds_are_equal_values_on_every_layout(train, name):
     """Also those of Dropout's masks, with one worker."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import keras3_mistakes
 import pytest
 from messages import refused
 from support import HARNESS, run_config, stated
 
 from psrun.data import loading
+from psrun.keras3 import compile_settings
 from psrun.keras3.layers import EmbeddingCollection
 from psrun.program import objective
 from psrun.program.build import make_model
@@ -68,6 +70,17 @@ def test_names_of_keras3(says):
 def test_optimizers():
     refused("optimizer._target_", run_config, "optimizer._target_=keras.optimizers.Adam")
     refused("optimizer._target_", make_optimizer, run_config("optimizer._target_=keras3_mistakes.optimizer"))
+
+
+def test_schedules(says):
+    named = "optimizer.learning_rate={_target_: keras.optimizers.schedules.CosineDecay}"
+    refused("optimizer.learning_rate._target_", run_config, "optimizer=adam", named)
+    own = "optimizer.learning_rate={_target_: keras3_mistakes.Halving}"
+    says(make_optimizer, run_config("optimizer=adam", own))
+
+
+def test_a_metric_of_a_function(says):
+    says(compile_settings.converted_metrics, [keras3_mistakes.OwnMetric()])
 
 
 def test_an_attribute_of_a_table():
