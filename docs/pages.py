@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 from collections.abc import Iterator
@@ -101,7 +100,7 @@ def _page_of(file: str) -> str | None:
 
 def _group(name: str) -> str:
     paths = choices(name)
-    listed = "\n".join(f"- [`{name}={path.stem}`](#{path.stem}) {_first_sentence(path)}" for path in paths)
+    listed = "\n".join(f"- [`{name}={path.stem}`](#{path.stem}) {files.description(path)}" for path in paths)
     return "\n\n".join([f"# {name}", listed, *(_choice(name, path) for path in paths)])
 
 
@@ -136,12 +135,6 @@ def _code(text: str, language: str, title: str = "") -> str:
     indent = min((len(line) - len(line.lstrip()) for line in text.splitlines() if line.strip()), default=0)
     flat = "\n".join(line[indent:] for line in text.splitlines())
     return f"```{language}" + (f' title="{title}"' if title else "") + f"\n{flat}\n```"
-
-
-def _first_sentence(path: Path) -> str:
-    comment, _ = _split(path.read_text(encoding="utf-8"))
-    paragraph = " ".join(itertools.takewhile(bool, comment))
-    return re.split(r"(?<=[.?])\s+(?=[A-Z`])", paragraph, maxsplit=1)[0]
 
 
 def _index() -> str:

@@ -37,6 +37,7 @@ from psrun.config.run_config import DEFAULT_MODE, RESUME, TAKE_A_RUN, WORDS
 from psrun.config.schema import did_you_mean
 from psrun.errors import ConfigError, ExitCode, Problem, PsrunError
 from psrun.results import recorded_config, run_state
+from psrun.results.console import line_width
 from psrun.results.run_folder import CONFIG, HYDRA, RESULT, RunFolder, cannot_be_made, rebuilt
 from psrun.roles import run_process
 
@@ -49,6 +50,7 @@ _ALSO_TRAIN = ("fit", "run")  # what people may call it
 _KEYS_OF_RUNS = ("resume", "consistency.run")  # whose value is a run: its folder or its name
 _HELP = ("--help", "-h")
 _COLUMNS = 80  # of the help
+_LEAST_BESIDE = 30  # columns for the text beside a name
 _INDENT = "  "
 
 
@@ -238,6 +240,9 @@ def _no_command(word: str, others: Sequence[str]) -> str:
     """The message for a first argument that is no command."""
     keys = [each for each in others if "=" in each or each.startswith("-")]
     names = [each for each in others if each not in keys]
+    if word in groups.ONE_CHOICE and not set(_HELP).isdisjoint(keys):
+        shown = f"psrun {word}=? lists its choices, and psrun --cfg job {word}=NAME shows the keys of one"
+        return f"{word} is a group; {shown}"
     if word in _ALSO_TRAIN:
         return f"{word} is no command; write {_line(['train', *(keys or ['model=NAME'])])}"
     if word in groups.SINGLE_KEYS:
@@ -403,9 +408,19 @@ def _list_choices(asked: list[str], arguments: list[str]) -> ExitCode:
     for name in asked:
         width = max(map(len, choices[name]))
         for choice, path in sorted(choices[name].items()):
-            line = f"{name}={choice:<{width}}  {groups.description(path)}".rstrip()
-            console.print(line, markup=False, soft_wrap=True)
+            start = f"{name}={choice:<{width}}  "
+            console.print(_hanging(start, groups.description(path), line_width(console)), markup=False, soft_wrap=True)
     return ExitCode.DONE
+
+
+def _hanging(start: str, text: str, width: int | None) -> str:
+    """A text behind its start, in lines of at most `width` columns (None: in one), the others below the first."""
+    if width is None or width < len(start) + _LEAST_BESIDE:
+        return f"{start}{text}".rstrip()
+    wrapper = textwrap.TextWrapper(
+        width, initial_indent=start, subsequent_indent=" " * len(start), break_long_words=False, break_on_hyphens=False
+    )
+    return wrapper.fill(text) or start.rstrip()
 
 
 def note_replaced(arguments: list[str]) -> None:

@@ -200,7 +200,7 @@ def _delete(config: DictConfig, key: str, value: Any) -> Problem | None:
 
 
 def torn(arguments: Sequence[str]) -> dict[str, Problem]:
-    """The problem of each part of an argument KEY=VALUE that is written as two or three arguments."""
+    """The problem of each part of an argument KEY=VALUE that is written as several arguments."""
     found: dict[str, Problem] = {}
     for at in range(len(arguments)):
         parts = _torn_parts(arguments[at:])
@@ -211,6 +211,10 @@ def torn(arguments: Sequence[str]) -> dict[str, Problem]:
             message = f"has no = before its value; write {whole}"
         for part in parts:
             found[part] = Problem(whole.partition("=")[0], message)
+        parts = _parts_in_brackets(arguments[at:])
+        whole = " ".join(parts)
+        for part in parts:
+            found[part] = Problem(key_of(whole), f"has blanks, but no quotes around it; write {shlex.quote(whole)}")
     return found
 
 
@@ -230,6 +234,18 @@ def _torn_parts(arguments: Sequence[str]) -> list[str]:
     is_value = bool(second) and "=" not in second and not _is_name(second)
     if is_value and _is_name(first):
         return [first, second]
+    return []
+
+
+def _parts_in_brackets(arguments: Sequence[str]) -> list[str]:
+    """The parts of the first argument: KEY={0: 1} or KEY=[a, b] without quotes; empty if it is whole."""
+    if not arguments or not arguments[0].partition("=")[2].startswith(("{", "[")):
+        return []
+    num_open = 0
+    for at, argument in enumerate(arguments):
+        num_open += argument.count("{") + argument.count("[") - argument.count("}") - argument.count("]")
+        if num_open <= 0:
+            return [*arguments[: at + 1]] if at else []
     return []
 
 

@@ -43,8 +43,10 @@ _INSTEAD = {
     "--resolve": "is an option of --cfg: add --cfg job",
     "--sweep": "is no option of psrun; a sweep is psrun -m KEY=A,B",
     **dict.fromkeys(("--config-path", "-cp"), "would replace psrun's own files; use --config-dir FOLDER"),
+    "--dry-run": "is no option of psrun; psrun plan shows what a run would place and send, and starts nothing",
     "--experimental-rerun": "is not supported; use psrun resume RUN",
 }
+_SENTENCE_END = re.compile(r"(?<=[.?])\s+(?=[A-Z`])")
 ASKS = "?"  # the value of a group whose choices the user asks for
 
 
@@ -116,11 +118,16 @@ def choices_of(group: str, arguments: Sequence[str]) -> dict[str, Path]:
 
 
 def description(path: Path) -> str:
-    """The first line of the comment that a configuration file begins with; empty if it has none."""
+    """The first sentence of the comment that a configuration file begins with; empty if it has none."""
+    lines = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        if not line.startswith("# @package"):
-            return line.lstrip("# ").rstrip(":") if line.startswith("#") else ""
-    return ""
+        if line.startswith("# @package"):
+            continue
+        text = line.strip("# ")
+        if not line.startswith("#") or not text:  # the end of the comment, or of its first paragraph
+            break
+        lines.append(text)
+    return _SENTENCE_END.split(" ".join(lines), maxsplit=1)[0].rstrip(":")
 
 
 def keys(path: Path) -> set[str]:

@@ -46,6 +46,7 @@ _TYPES = {
     "list[int]": "a list of integers",
     "list[float]": "a list of numbers",
     "list[Any]": "a list",
+    "dict[int, float]": "numbers by index, such as {0: 0.05},",
     "None": "null",
 }
 

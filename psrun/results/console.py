@@ -58,6 +58,7 @@ _LINES = {
     "predictions": ("", "", "{count} predictions of step {step} in {path}"),
 }
 _FOLDED_FROM = 5  # equal rows of tasks
+_OF_METRICS = "(variables of metrics)"
 GUESSED = "Inferred features (data.features=null)"
 
 
@@ -530,17 +531,22 @@ def placement_line(model: Sequence[Placed], num_ps: int) -> str:
 
 
 def placement_table(placed: Sequence[Placed], title: str) -> Group:
-    """Each variable with its shards, and the balance of the tasks."""
+    """Each variable with its shards, those of all metrics in one row, and the balance of the tasks."""
     rows: dict[tuple[str, str], list[Placed]] = {}
     for shard in placed:
-        rows.setdefault((shard.kind, shard.variable), []).append(shard)
+        name = _OF_METRICS if shard.kind == "metric" else shard.variable  # their names do not say of which metric
+        rows.setdefault((shard.kind, name), []).append(shard)
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
     for heading, justify in (("variable", "left"), ("shape", "left"), ("shards on", "left"), ("size", "right")):
         table.add_column(heading, justify=justify, overflow="fold")  # type: ignore[arg-type]
     for (kind, variable), shards in sorted(rows.items(), key=lambda item: -sum(shard.bytes for shard in item[1])):
         style = None if kind == "model" else "dim"
         shape = "x".join(map(str, shards[0].variable_shape)) or "scalar"
-        tasks = " ".join(task for (task,) in folded_rows([(shard.task,) for shard in shards]))
+        names = [shard.task for shard in shards]
+        if kind == "metric":
+            shape = ""
+            names = sorted(set(names), key=_by_number)
+        tasks = " ".join(task for (task,) in folded_rows([(name,) for name in names]))
         table.add_row(variable, shape, tasks, decimal(sum(shard.bytes for shard in shards)), style=style)
     return Group(table, _balance_line(balance(placed)))
 
@@ -602,10 +608,10 @@ def folded_rows(rows: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
     return together
 
 
-def _by_number(item: tuple[str, Any]) -> tuple[str, int]:
+def _by_number(task: str) -> tuple[str, int]:
     """The order of tasks: ps-2 before ps-10."""
-    job, _, index = item[0].rpartition("-")
-    return (job, int(index)) if index.isdigit() else (item[0], 0)
+    job, _, index = task.rpartition("-")
+    return (job, int(index)) if index.isdigit() else (task, 0)
 
 
 def _follows(row: tuple[str, ...], after: tuple[str, ...]) -> bool:
@@ -615,7 +621,8 @@ def _follows(row: tuple[str, ...], after: tuple[str, ...]) -> bool:
 
 
 def _balance_line(task_balance: Balance) -> Text:
-    sizes = [(task, decimal(size)) for task, size in sorted(task_balance.bytes_by_task.items(), key=_by_number)]
+    held = task_balance.bytes_by_task
+    sizes = [(task, decimal(held[task])) for task in sorted(held, key=_by_number)]
     parts = ", ".join(f"{task} {size}" for task, size in folded_rows(sizes))
     text = f"total: {parts}"
     if len(task_balance.bytes_by_task) > 1:

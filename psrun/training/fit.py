@@ -282,8 +282,9 @@ def configured_callbacks(run: RunConfig) -> list[tf_keras.callbacks.Callback]:
             problems.append(Problem(key, TWO_RESTORES))  # a class of another name
         elif run.cluster.has_parameter_servers and own and not keras.takes_unread_logs(callback):
             name = run.trainer.callbacks[index]["_target_"]
-            why = "with parameter servers only epoch-level methods are called; use trainer.hooks with every_steps"
-            problems.append(Problem(key, f"{name} has {', '.join(own)}, but {why}"))
+            why = "with parameter servers only epoch-level methods are called"
+            instead = "use trainer.hooks with every_steps, which psrun calls at most twice a second"
+            problems.append(Problem(key, f"{name} has {', '.join(own)}, but {why}; {instead}"))
     if problems:
         raise ConfigError(problems)
     return callbacks

@@ -49,7 +49,8 @@ COMMAND_LINES = [
     "--multrun seed=1", "--config-dir nowhere", "hydra.run.dir=afile/run", "fit", "export", "resume a b",
     "predict runs/oj afile", "data=afile", "train seed=1, 2",
     "train runs/oj", "resume nowhere", "model dense", "--epochs 3", "--model dense", "--config-name foo", "GPU=0",
-    "MODEL=dense", "model = dense", "trainer.epochs 3", "modle=?",
+    "MODEL=dense", "model = dense", "trainer.epochs 3", "modle=?", "plan --dry-run", "consistency --help",
+    "train cluster.slow_workers={0: 0.05} seed=1",
 ]  # fmt: skip
 # Mistakes that are all reported at once, each with what to write instead.
 COMPOSED = {
@@ -64,7 +65,8 @@ COMPOSED = {
         "model=embeding", "model.width=3", "trainer.steps_per_epoch=abc", "mode=predicts",
         "early_stopping.mode=maximum",
     ],
-    "values of several kinds": ["seed=null", "trainer.hooks=3", "cluster.num_workers=0", "trainer.epochs=null"],
+    "values of several kinds": ["seed=null", "trainer.hooks=3", "cluster.num_workers=0", "trainer.epochs=null",
+        "cluster.slow_workers=0.05"],
     "combinations": ["evaluation=validation", "cluster=multi_worker_mirrored"],
     "a run that is not there": ["resume=/nowhere", "seed=x", "model=denes", "predict.formt=csv", "model.width=3"],
 }  # fmt: skip

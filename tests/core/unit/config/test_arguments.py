@@ -99,6 +99,20 @@ def test_the_choices_of_a_group_are_listed_with_a_line_each(own, monkeypatch, ca
     assert lines["model=cnn"] == ""  # the user's
 
 
+def test_the_description_of_a_choice_is_its_first_sentence_folded_at_the_width_of_a_terminal(own):
+    comment = "# A model of words and\n# numbers (Doe et al.: Words, 2016), as\n# in a book. And more.\n"
+    given = own(folder={"model/tiny": f"# @package _global_\n{comment}#\n# psrun x=y\n_target_: mine.tiny\n"})
+    text = groups.description(groups.choices(given)["model"]["tiny"])
+    assert text == "A model of words and numbers (Doe et al.: Words, 2016), as in a book."
+    start = "model=tiny  "
+    assert command_line._hanging(start, text, None) == start + text
+    lines = command_line._hanging(start, text, 50).splitlines()
+    assert len(lines) == 2
+    assert max(map(len, lines)) <= 50
+    assert [line[: len(start)] for line in lines] == [start, " " * len(start)]
+    assert command_line._hanging(start, "", 50) == "model=tiny"
+
+
 def test_the_files_of_a_user_come_before_psruns(own, tmp_path):
     given = own(
         first={"model/dense": "_target_: a.b\n", "model/tiny": "_target_: c.d\n", "experiment/smoke": "seed: 1\n"},

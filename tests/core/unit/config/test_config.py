@@ -96,6 +96,7 @@ def test_synchronous_steps_are_executed_one_by_one(packed):
     run = loaded("consistency=sync", f"trainer.steps_per_execution={packed}")
     assert run.trainer.num_steps_packed == 1
     assert run.consistency.facts == {"mode": "sync", "backup_workers": 0, "min_workers": None}
+    assert run.consistency.title == "sync (backup_workers=0)"
 
 
 @pytest.mark.parametrize(

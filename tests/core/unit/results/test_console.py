@@ -172,6 +172,16 @@ def test_the_shards_of_a_variable_on_many_parameter_servers_are_one_range():
     assert "total: ps-0 to ps-99 1.0 kB; the maximum is 1.00 times the mean" in text
 
 
+def test_variables_of_metrics_are_one_row():
+    table = Placed("embeddings", 0, "ps-0", 1000, "model", (50, 5), "float32")
+    of_metrics = [Placed("total", 0, f"ps-{index}", 4, "metric", (), "float32") for index in (1, 0, 1)]
+    console_ = Console(file=io.StringIO(), width=100, color_system=None)
+    console_.print(console.placement_table([table, *of_metrics], "Placement"))
+    rows = [line.split("  ") for line in console_.file.getvalue().splitlines() if "metrics" in line]
+    (cells,) = [[cell.strip() for cell in row if cell.strip()] for row in rows]
+    assert cells == ["(variables of metrics)", "ps-0 ps-1", "12 bytes"]
+
+
 def held(*sizes: int) -> list[Placed]:
     """A variable for each parameter server, with so many bytes."""
     return [
