@@ -21,6 +21,7 @@ _ALIVE = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "REQUEUED", "REQUEU
 
 _WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT")
 _QUEUE_FOR_S = 1.0
+_QUEUE_WITHIN_S = 15.0  # a list of runs waits for it
 _SHARE = 10
 _NO_TIME = ("", "N/A", "Unknown")
 
@@ -118,9 +119,8 @@ def has_queue() -> bool:
 def _queued() -> list[QueuedJob]:
     if not has_queue():
         return []
-    text = _run(
-        "squeue", "--me", "--array", "--noheader", "--format=%i|%T|%r|%S|%o", failed="Slurm does not show its queue"
-    )
+    command = ["squeue", "--me", "--array", "--noheader", "--format=%i|%T|%r|%S|%o"]
+    text = _run(*command, failed="Slurm does not show its queue", within_s=_QUEUE_WITHIN_S)
     jobs = []
     for line in text.splitlines():
         number, state, reason, start, script = line.split("|", 4)
@@ -195,13 +195,13 @@ def look(job: str) -> JobState:
     return JobState(fields.get("JobState", ""), fields.get("Reason", ""), fields.get("ExitCode", ""))
 
 
-def _run(*command: str, failed: str, environment: Mapping[str, str] | None = None) -> str:
+def _run(*command: str, failed: str, environment: Mapping[str, str] | None = None, within_s: float = _WITHIN_S) -> str:
     """Runs a command and returns its output. Raises ClusterError, which begins with `failed`."""
     try:
         completed = subprocess.run(
             command,
             env=environment,
-            timeout=_WITHIN_S,
+            timeout=within_s,
             check=False,
             capture_output=True,
             text=True,
@@ -210,7 +210,7 @@ def _run(*command: str, failed: str, environment: Mapping[str, str] | None = Non
     except FileNotFoundError as error:
         raise ClusterError(f"there is no {command[0]} here") from error
     except subprocess.TimeoutExpired as error:
-        raise ClusterError(f"{failed}: {command[0]} did not answer within {_WITHIN_S:.0f} s") from error
+        raise ClusterError(f"{failed}: {command[0]} did not answer within {within_s:.0f} s") from error
     if completed.returncode:
         problem = " ".join((completed.stderr or completed.stdout).split()) or f"exit code {completed.returncode}"
         raise ClusterError(f"{failed}: {problem}")
