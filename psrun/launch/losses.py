@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 from psrun.config import choices
 from psrun.config.topology import CHIEF, Task
@@ -30,7 +30,7 @@ class TrainingStatus:
     advances: int = 0
 
     @classmethod
-    def of(cls, beat: Heartbeat | None) -> Self:
+    def of(cls, beat: Heartbeat | None) -> TrainingStatus:
         if beat is None:
             return cls()
         return cls(beat.state, beat.step, beat.slowest_step_s, beat.advances)

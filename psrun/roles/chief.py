@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import psutil
 
@@ -403,7 +403,7 @@ class Chief:
         self._reservation: PortReservation | None = None
         self._heartbeat: HeartbeatWriter | None = None
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> Chief:
         if self._cluster.started_elsewhere:  # whoever started its tasks restarts them, but records nothing
             self._loss = self._earlier_loss()
         self._reservation = self._reserved_port()

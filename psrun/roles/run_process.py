@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn, Self, TextIO
+from typing import Any, NoReturn, TextIO
 
 from omegaconf import OmegaConf
 from rich.console import Console
@@ -265,7 +265,7 @@ class Undo:
     restore: Callable[[], None] = lambda: None
 
     @classmethod
-    def of(cls, run: RunConfig, me: Identity, path: Path) -> Self:
+    def of(cls, run: RunConfig, me: Identity, path: Path) -> Undo:
         """Call before anything in the folder changes."""
         if run.resume is None or not me.owns_folder or process.SUPERVISOR_PID in os.environ:
             return cls()

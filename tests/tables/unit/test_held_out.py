@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import itertools
-from datetime import UTC, date, datetime, time
+from datetime import date, datetime, time, timezone
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -394,7 +394,7 @@ def test_times_of_two_units_are_compared(tmp_path):
 
 
 def test_a_column_with_a_time_zone_beside_one_without_is_an_error(tmp_path):
-    zoned = pa.array([datetime(2024, 1, 1, tzinfo=UTC)], pa.timestamp("us", "UTC"))
+    zoned = pa.array([datetime(2024, 1, 1, tzinfo=timezone.utc)], pa.timestamp("us", "UTC"))
     one = write(tmp_path / "a.parquet", {"when": zoned})
     two = write(tmp_path / "b.parquet", {"when": pa.array([datetime(2024, 1, 1)], pa.timestamp("us"))})
     with pytest.raises(DataError, match="when is written in two ways"):
