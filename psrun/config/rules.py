@@ -44,7 +44,7 @@ _NAME = re.compile(r"[^\W_]([\w.+ -]*[\w.+])?")
 _LONGEST_NAME = 100
 LEARNS_FROM_LABELS = (
     "is null, but the model learns from labels; set it to their column, or choose a model that learns from "
-    "interactions alone (model.objective=softmax, or model=sasrec)"
+    "interactions alone"
 )
 
 

@@ -53,7 +53,7 @@ def _without_labels(config: RunConfig) -> Iterator[Problem]:
     model = config.model
     learns_alone = model.name == _SASREC or model.options.get("objective") == "softmax"
     if model.name.startswith("psrun.") and not learns_alone:
-        yield Problem("data.label", rules.LEARNS_FROM_LABELS)
+        yield Problem("data.label", f"{rules.LEARNS_FROM_LABELS}: model.objective=softmax, or model=sasrec")
     of_lists = rules.gathered_metrics(config.model_keys, PART.metrics.values())
     if of_lists and config.evaluation.candidates is None:
         message = f"is null, but data.label is null, too: {of_lists[0]} needs other items in the lists; set it to all"
