@@ -184,7 +184,9 @@ class _Report:
         return output.on_paper(console, records, visible, [*lines, *table.errors(self.runs)])
 
     def _has_values(self, column: str) -> bool:
-        """Whether a column has a value; for recoveries, whether there were any."""
+        """Whether a column says something: it has a value; there were recoveries; the runs differ in the examples."""
+        if column == "examples":
+            return rows.differs(row.get(column) for row in self.rows)
         return any(row.get(column) if column == "recoveries" else row.get(column) is not None for row in self.rows)
 
     def _default_columns(self) -> list[str]:
@@ -207,7 +209,7 @@ class _Report:
         evaluated = [name for name in further if name.startswith(("val_", rows.BEST))]
         trained = [name for name in further if name not in evaluated]
         order = [
-            *reversed(implied), "wall_s", "steps", "steps_per_s", *reversed(trained), *reversed(evaluated),
+            *reversed(implied), "wall_s", "steps", "examples", "steps_per_s", *reversed(trained), *reversed(evaluated),
             "recoveries", "examples_per_s", "notes", *reversed(explicit), rows.FOLDED,
         ]  # fmt: skip
         return [column for column in order if column in columns]

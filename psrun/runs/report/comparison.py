@@ -180,6 +180,7 @@ def compare(runs: Sequence[Run], against: Sequence[Run], metrics: Sequence[str],
         notes.append(f"Left out: runs without a partner ({alone}).")
     if left_out:
         notes.append(f"Left out: runs that are not completed ({left_out}).")
+    notes += _unequal_examples(sides)
     return Comparisons(compared, notes)
 
 
@@ -315,6 +316,26 @@ def _compared(configuration: _Configuration, metric: str, sides: _Sides, *, pair
         found = unpaired([v for v in sample if v is not None], [v for v in other if v is not None])
     names = [run.name for run in runs]
     return Compared(configuration.text, metric, found, names, [run.name for run in baseline])
+
+
+def _unequal_examples(sides: _Sides) -> list[str]:
+    """A line about configurations that were trained on more or fewer examples than their baseline; none without."""
+    parts = []
+    for each in sides.configurations:
+        own = _examples_of(each.runs)
+        of_baseline = _examples_of(each.baseline)
+        if own and of_baseline and own != of_baseline:
+            parts.append(f"{each.text} on {' or '.join(own)} against {' or '.join(of_baseline)}")
+    if not parts:
+        return []
+    remedy = "trainer.steps_per_epoch=null trains each run on whole passes over the data"
+    return [f"Not trained on equally many examples: {'; '.join(parts)}. {remedy}."]
+
+
+def _examples_of(runs: Sequence[Run]) -> list[str]:
+    """The different numbers of examples of runs, by size."""
+    numbers = {rows.num_examples(run) for run in runs} - {None}
+    return [f"{number:,}" for number in sorted(numbers)]
 
 
 def _no_pairs(sides: _Sides, runs: Sequence[Run], baseline: Sequence[Run]) -> str:

@@ -136,7 +136,7 @@ def _run(run: Run, group: int, axes: Mapping[str, str], common: Mapping[str, Any
 def _curves(events: Sequence[Event]) -> dict[str, list[list[float | None]]]:
     """For each metric: steps, seconds since the start, values, examples; those of evaluations as val_*.
 
-    Examples are those of the applied updates, as `_examples_per_step` gives them; None before the first epoch ends.
+    Examples are those of the applied updates, as `rows.examples_per_step` gives them; None before the first epoch ends.
     """
     curves: dict[str, list[list[float | None]]] = {}
     examples = counted = 0
@@ -146,7 +146,7 @@ def _curves(events: Sequence[Event]) -> dict[str, list[list[float | None]]]:
         if not of_training or event.step is None:
             continue
         prefix = "val_" if event.kind == "evaluation" else ""
-        per_step = _examples_per_step(event) or per_step  # a resumed run may have another mode
+        per_step = rows.examples_per_step(event.data) or per_step  # a resumed run may have another mode
         if per_step:
             examples += per_step * (event.step - counted)
             counted = event.step
@@ -156,13 +156,6 @@ def _curves(events: Sequence[Event]) -> dict[str, list[list[float | None]]]:
                 for values, one in zip(curve, (event.step, event.wall_s, float(value), examples if per_step else None)):
                     values.append(one)
     return curves
-
-
-def _examples_per_step(event: Event) -> int | None:
-    """The examples of one update, which has several batches with consistency=sync; None if they are not known."""
-    steps = as_number(event.data.get("steps_per_s"))
-    examples = as_number(event.data.get("examples_per_s"))
-    return round(examples / steps) if steps and examples else None
 
 
 def _epoch(event: Event) -> list[Any]:

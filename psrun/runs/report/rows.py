@@ -28,7 +28,7 @@ SEED = "seed"
 BEST = "best_"  # before the name of the metric by which checkpoints are compared
 FOLDED = "seeds"
 SEEDS = "all seeds"  # of the runs that are folded; FOLDED is the number of those with the values
-MEASURED = ("steps", "steps_per_s", "examples_per_s", "wall_s", "recoveries")
+MEASURED = ("steps", "examples", "steps_per_s", "examples_per_s", "wall_s", "recoveries")
 _LONGEST_LIST = 40  # characters of values that are shown
 _LONGEST_MAPPING = 20
 _FEATURES = "data.features"
@@ -64,9 +64,35 @@ def row(run: Run) -> Row:
         **experiment, **run.used, **mappings(run.used), **choices(run.config),
         **called,
         "run": run.name, "folder": printable(run.path), "status": run.state.outcome, **metrics(run),
-        "steps": as_number(steps.get("applied")), **{name: as_number(run.result.get(name)) for name in MEASURED[1:4]},
+        "steps": as_number(steps.get("applied")), "examples": num_examples(run),
+        **{name: as_number(run.result.get(name)) for name in MEASURED[2:5]},
         "recoveries": len(recoveries) if isinstance(recoveries, list) else None, "error": run.error,
     }  # fmt: skip
+
+
+def examples_per_step(values: Mapping[str, Any]) -> int | None:
+    """The examples of one update, which has several batches with consistency=sync; None if they are not known.
+
+    Args:
+      values: with `steps_per_s` and `examples_per_s`.
+    """
+    steps = as_number(values.get("steps_per_s"))
+    examples = as_number(values.get("examples_per_s"))
+    if not steps or not examples:
+        return None
+    return round(examples / steps)
+
+
+def num_examples(run: Run) -> int | None:
+    """The examples of the updates of a run, repeated ones included; None if they are not known.
+
+    A resumed run counts as if it had had its present batch size and mode from the start.
+    """
+    steps = as_number(as_mapping(run.result.get("steps")).get("applied"))
+    per_step = examples_per_step(run.result)
+    if steps is None or per_step is None:
+        return None
+    return round(steps * per_step)
 
 
 def metrics(run: Run) -> dict[str, float | None]:

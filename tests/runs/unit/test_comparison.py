@@ -151,6 +151,20 @@ def test_other_keys_that_vary_on_both_sides_make_rows(tmp_path, compared, capfd)
     assert [each["configuration"] for each in apart] == names
 
 
+def test_a_line_says_where_sides_were_not_trained_on_equally_many_examples(tmp_path, capfd):
+    """As with consistency=sync, where a step has the batches of all workers."""
+    for seed in (1, 2):
+        speed = {"steps_per_s": 5.0, "examples_per_s": 640.0}
+        a_run(tmp_path / "new" / str(seed), seed=seed, partitioner="fixed_shards", **speed)
+        a_run(tmp_path / "base" / str(seed), seed=seed, auc=0.8, **{**speed, "steps_per_s": 10.0})
+    main([str(tmp_path / "new"), "--against", str(tmp_path / "base"), *AUC])
+    steps = json.loads((tmp_path / "new" / "1" / "run.json").read_text())["steps"]["applied"]
+    found = f"partitioner=fixed_shards on {128 * steps:,} against {64 * steps:,}"
+    assert f"Not trained on equally many examples: {found}." in capfd.readouterr().out
+    main([str(tmp_path / "base" / "1"), "--against", str(tmp_path / "base" / "2"), *AUC, "--unpaired"])
+    assert "equally many" not in capfd.readouterr().out
+
+
 def test_what_the_terminal_says_of_few_pairs_and_of_runs_that_are_left_out(tmp_path, capfd):
     for seed in (1, 2, 3):
         a_run(tmp_path / "runs" / f"new{seed}", seed=seed, partitioner="fixed_shards")
