@@ -589,13 +589,18 @@ def _probability_columns(source: DataSource, class_names: Sequence[str] | None) 
     return columns
 
 
-def _report(reporter: Reporter, step: int, path: Path, count: int, problems: Mapping[int, str]) -> None:
+def _report(reporter: Reporter, step: int, path: Path, num_rows: int, problems: Mapping[int, str]) -> None:
+    """Reports the file with the predictions. Raises DataError if all of its rows are malformed."""
+    num_malformed = len(problems)
     if problems:
-        reporter.warn(
-            f"{len(problems):,} of {count:,} rows are malformed and have no prediction; the column "
-            f"{PROBLEM} has the reasons, the first one: {problems[min(problems)]}"
+        text = (
+            f"{num_malformed:,} of {num_rows:,} rows are malformed and have no prediction; the column {PROBLEM} has "
+            f"the reasons, the first one: {problems[min(problems)]}"
         )
-    reporter.emit("predictions", step=step, path=str(path), count=count, malformed=len(problems))
+        if num_malformed == num_rows:
+            raise DataError(f"{path}: {text}")
+        reporter.warn(text)
+    reporter.emit("predictions", step=step, path=str(path), count=num_rows - num_malformed, malformed=num_malformed)
 
 
 def _on_workers(program: Program, labeled: bool) -> Batches:

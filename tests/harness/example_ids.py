@@ -56,14 +56,24 @@ class InRows(Numbered):
     Args:
       labeled: whether the file has labels.
       kept_rows: how many rows it has now.
+      all_malformed: whether all rows are.
     """
 
     PROBLEMS = {7: "eval.csv, row 8: price is 'x'", 31: "eval.csv, row 32: 3 fields"}
     columns = ("id", "name", "prediction")
 
-    def __init__(self, *, num_eval_examples: int = 40, labeled: bool = True, kept_rows: int | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        num_eval_examples: int = 40,
+        labeled: bool = True,
+        kept_rows: int | None = None,
+        all_malformed: bool = False,
+    ) -> None:
         super().__init__(num_eval_examples=num_eval_examples)
         self.labeled, self.problems, self.num_rows = labeled, self.PROBLEMS, num_eval_examples
+        if all_malformed:
+            self.problems = dict.fromkeys(range(num_eval_examples), "no number")
         self._kept_rows = num_eval_examples if kept_rows is None else kept_rows
         self.rows_to_predict = self
 

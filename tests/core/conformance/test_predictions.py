@@ -51,7 +51,16 @@ def test_every_row_of_the_input_has_one_in_the_output(trained, predict):
     alone, on_workers = ([float(row["prediction"] or 0) for row in rows(path)] for path in (here, there))
     assert on_workers == pytest.approx(alone, rel=1e-5)
     assert PROBLEMS[7] in printed
-    assert f"{NUM_ROWS} predictions of step 5 in {there}" in printed
+    assert f"{NUM_ROWS - len(PROBLEMS)} predictions of step 5 in {there}" in printed
+
+
+@pytest.mark.tensorflow
+def test_a_file_of_malformed_rows_alone_is_an_error(trained, predict, tmp_path):
+    """The file with the reasons is written nevertheless."""
+    path = tmp_path / "p.csv"
+    with pytest.raises(DataError, match=r"p\.csv: 40 of 40 rows are malformed .* the first one: no number"):
+        predict(trained, *counted("InRows"), "+data.all_malformed=true", "cluster=none", f"predict.path={path}")
+    assert {row["problem"] for row in rows(path)} == {"no number"}
 
 
 @pytest.mark.tensorflow
