@@ -162,8 +162,10 @@ class Interrupted(BaseException):
     Not an Exception: libraries and users' code handle exceptions as mistakes, and put others in their place.
     """
 
-    def __init__(self, signum: int) -> None:
-        super().__init__(f"interrupted by {signal.Signals(signum).name}")
+    def __init__(self, signum: int, reason: str = "") -> None:
+        """By the signal `signum`, which was sent for a reason that psrun knows (empty: it does not)."""
+        name = signal.Signals(signum).name
+        super().__init__(f"interrupted by {name}" + (f": {reason}" if reason else ""))
         self.exit_code = ExitCode.INTERRUPTED if signum == signal.SIGINT else ExitCode.RESTART
 
 

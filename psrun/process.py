@@ -307,11 +307,13 @@ class Stop:
     Attributes:
       requested: set when the process is to end.
       signum: the signal; None before.
+      reason: why it was sent, in words; empty if that is not known.
     """
 
     def __init__(self) -> None:
         self.requested = threading.Event()
         self.signum: int | None = None
+        self.reason = ""
         self._on_request: Callable[[], None] = lambda: None
         self._before_exit: Callable[[], None] = lambda: None
         self._record: Callable[[Interrupted], None] = lambda interrupted: None
@@ -349,21 +351,23 @@ class Stop:
         self._before_exit = function
 
     def ignore_repeated(self) -> None:
-        """Lets a second signal do nothing: a scheduler repeats its signals, where a user insists."""
+        """Lets a second signal do nothing: a scheduler repeats its signals. A user who insists repeats SIGINT."""
         self._may_insist = False
 
     def defer(self, within_s: float | None) -> None:
         """Lets a signal start an orderly shutdown of at most `within_s` seconds; None: lets it raise again."""
         self._within_s = within_s
 
-    def follow(self, signum: int = signal.SIGTERM) -> None:
-        """Requests a shutdown as `signum` does, because another process received the signal."""
-        self.signum = self.signum or signum
+    def follow(self, signum: int = signal.SIGTERM, reason: str = "") -> None:
+        """Requests a shutdown as `signum` does, because another process received the signal, or for a `reason`."""
+        if self.signum is None:
+            self.reason = reason
+            self.signum = signum
         self.requested.set()
 
     def raise_if_requested(self) -> None:
         if self.signum is not None:
-            raise Interrupted(self.signum)
+            raise Interrupted(self.signum, self.reason)
 
     def reason_of(self, error: BaseException) -> BaseException:
         """What has ended the work that raised `error`: the signal, if it arrived while signals raise.
@@ -372,7 +376,7 @@ class Stop:
         """
         if self.signum is None or self._within_s is not None:
             return error
-        return Interrupted(self.signum)
+        return Interrupted(self.signum, self.reason)
 
     def outcome(self, code: int | None, recorded: Mapping[str, Any]) -> ExitCode:
         """The exit code of this process, which forwarded its signal to a process that ended with `code`.
@@ -383,7 +387,7 @@ class Stop:
         assert self.signum is not None
         if (last := final(code)) is not None:  # it was done just then, or could not save
             return last
-        interrupted = Interrupted(self.signum)
+        interrupted = Interrupted(self.signum, self.reason)
         if (recorded.get("status"), recorded.get("exit_code")) != ("interrupted", interrupted.exit_code):
             raise interrupted
         return interrupted.exit_code
@@ -402,7 +406,8 @@ class Stop:
 
     def _handle(self, signum: int, frame: Any) -> None:
         if self.signum is not None:
-            if self._may_insist and signum != signal.SIGHUP:
+            insists = signum == self.signum == signal.SIGINT
+            if insists or (self._may_insist and signum != signal.SIGHUP):
                 self._end(signum)
             return
         self.signum = signum

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -148,14 +149,15 @@ class ClusterChoice(Choice):
         return process.get("host")
 
     @classmethod
-    def resume_command(cls, folder: Path, overrides: Sequence[str]) -> str:
+    def resume_command(cls, folder: Path, overrides: Sequence[str], changes: Sequence[str] = ()) -> str:
         """The command that resumes a run, as a shell takes it.
 
         Args:
           folder: of the run.
           overrides: of the run so far.
+          changes: further overrides.
         """
-        return f"psrun resume {groups.run_argument(folder)}"
+        return " ".join(["psrun resume", groups.run_argument(folder), *map(shlex.quote, changes)])
 
     @classmethod
     def jobs(cls, folder: Path, recorded: Sequence[Mapping[str, Any]]) -> list[EngineJob]:

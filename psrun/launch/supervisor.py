@@ -96,7 +96,9 @@ class Supervisor:
         """Ends the chief, which saves, then the servers."""
         signum = self._stop.signum
         assert signum is not None
-        self._reporter.emit("stopping", step=self._step, signal=signal.Signals(signum).name)
+        name = signal.Signals(signum).name
+        shown = f"{self._stop.reason} ({name})" if self._stop.reason else name
+        self._reporter.emit("stopping", step=self._step, signal=shown)
         self._relay.update()
         chief = self._tasks[CHIEF]
         chief.send(signum)

@@ -350,7 +350,7 @@ def nothing_to_train(path: Path, raw: Mapping[str, Any]) -> str:
     folder = run_folder.RunFolder(path)
     if folder.stored().get("status") != "completed" or not folder.has_configuration(raw):
         return ""
-    shown = run_argument(Path(shown_path(path)))
+    shown = Path(shown_path(path))
     last = _last_epoch(path)
     done = 0 if last is None else last.data.get("epoch", 0)
     if folder.ends_early():
@@ -358,7 +358,9 @@ def nothing_to_train(path: Path, raw: Mapping[str, Any]) -> str:
         return f"the run was ended early ({why}); to train on, change trainer.epochs or early_stopping"
     if not done or done < raw["trainer"]["epochs"]:
         return ""
-    more = f"psrun resume {shown} trainer.epochs={2 * done}"
+    engine = choices.cluster_of_kind(files.as_mapping(raw.get("cluster")).get("kind"))
+    overrides = look(path, supervised=True).overrides
+    more = engine.resume_command(shown, overrides, [f"trainer.epochs={2 * done}"])
     return f"the run was complete after epoch {done}; to train on, set trainer.epochs higher: {more}"
 
 

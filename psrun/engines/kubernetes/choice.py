@@ -23,9 +23,9 @@ class Kubernetes(Unsupervised):
     num_ps: int = at_least(1)
 
     @classmethod
-    def resume_command(cls, folder: Path, overrides: Sequence[str]) -> str:
+    def resume_command(cls, folder: Path, overrides: Sequence[str], changes: Sequence[str] = ()) -> str:
         again = [each for each in overrides if not each.startswith("cluster=")]  # the folder has another path in pods
-        return f"psrun submit kubernetes {shlex.join(again)} | kubectl apply -f -"
+        return f"psrun submit kubernetes {shlex.join([*again, *changes])} | kubectl apply -f -"
 
     @classmethod
     def stop(cls, job: Mapping[str, Any], *, waits: bool, is_here: bool, now: bool) -> bool:

@@ -7,7 +7,7 @@ import secrets
 import shlex
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -54,6 +54,7 @@ def submit(submission: Submission) -> ExitCode:
     # An evaluation or a prediction keeps its state in a separate folder: the run may still be running.
     mode = submission.run.mode
     folder = whole if mode == "train" else RunFolder(whole).of_cluster(mode)
+    _require_steps(submission, folder)
     text = script(submission.run, arguments, where=submission.folder, folder=folder, name=f"psrun-{whole.name}")
     if submission.dry_run:
         console.print(text, markup=False, soft_wrap=True, end="")
@@ -62,22 +63,11 @@ def submit(submission: Submission) -> ExitCode:
         raise ConfigError(parts.with_missing("a submitted run cannot be followed here; add --no-follow"))
     commands.needed("sbatch", "scontrol")
     _require_no_other_job(folder, key="resume" if resume_folder(submission.arguments) else _FOLDER)
-    is_new_folder = not folder.exists()
-    try:
-        (folder / "logs").mkdir(parents=True, exist_ok=True)  # Slurm does not create the folder of its log
-        files.write_atomic(folder / SCRIPT, text)
-    except OSError as error:
-        raise ConfigError([Problem(_FOLDER, f"{folder} cannot be written to: {error}")]) from error
     before = _result(folder)
-    try:
-        job = commands.submit(folder / SCRIPT)
-    except ClusterError:
-        if is_new_folder and not _may_have_job(folder):
-            files.remove_tree(folder)
-        raise
+    job = _send(folder, text)
     if mode == "train":
         with contextlib.suppress(OSError, PsrunError):  # the job runs nevertheless
-            _record(folder, job, run_folder.PENDING)
+            _record(folder, {"slurm_job": job}, run_folder.PENDING)
             if before is None and submission.run.run.name is not None:
                 run_folder.write_name(folder, submission.run.run.name)
     console.print(f"Slurm job {job}  run folder {folder}", markup=False, soft_wrap=True)
@@ -87,6 +77,34 @@ def submit(submission: Submission) -> ExitCode:
         console.print(text, markup=False, soft_wrap=True)
         return ExitCode.DONE
     return FollowedJob(folder, job, console, before, asked=_asked(submission.run)).follow()
+
+
+def _send(folder: Path, text: str) -> str:
+    """Submits the script from the folder of the run; the id of the job. A folder that has no job is left as it was.
+
+    Raises:
+      ConfigError: the folder cannot be written to.
+      ClusterError: Slurm rejects the job, or cannot be reached.
+    """
+    is_new_folder = not folder.exists()
+    try:
+        (folder / "logs").mkdir(parents=True, exist_ok=True)  # Slurm does not create the folder of its log
+        files.write_atomic(folder / SCRIPT, text)
+    except OSError as error:
+        raise ConfigError([Problem(_FOLDER, f"{folder} cannot be written to: {error}")]) from error
+    try:
+        return commands.submit(folder / SCRIPT)
+    except commands.NotSentError:
+        if is_new_folder:
+            files.remove_tree(folder)
+        raise
+    except ClusterError:
+        if is_new_folder and _may_have_job(folder):
+            with contextlib.suppress(OSError):
+                _record(folder, {}, run_folder.PENDING)  # for psrun stop, which finds the job by its script
+        elif is_new_folder:
+            files.remove_tree(folder)
+        raise
 
 
 def script(run: RunConfig, arguments: Sequence[str], *, where: Path, folder: Path, name: str) -> str:
@@ -171,6 +189,15 @@ def _folder(submission: Submission) -> tuple[Path, list[str]]:
     return folder, [*others, f"{_FOLDER}={quoted(folder)}"]
 
 
+def _require_steps(submission: Submission, folder: Path) -> None:
+    """Raises ConfigError if the run to resume is complete: a job would be allocated for nothing."""
+    if submission.run.mode != "train" or resume_folder(submission.arguments) is None:
+        return
+    why = run_state.nothing_to_train(folder, submission.run.raw)
+    if why:
+        raise ConfigError([Problem("resume", why)])
+
+
 def _require_no_other_job(folder: Path, *, key: str) -> None:
     """Raises ConfigError if Slurm has a job of the run already, and ClusterError if Slurm does not answer."""
     deadline_s = time.monotonic() + _ENDED_WITHIN_S
@@ -218,9 +245,9 @@ def _stop_command(folder: Path, job: str) -> str:
     return f"scancel {job}"
 
 
-def _record(folder: Path, job: str, status: str) -> None:
-    """Records the job of a run that has not begun. Raises OSError."""
-    run_folder.record_submission(folder, cluster="slurm", job={"slurm_job": job}, status=status)
+def _record(folder: Path, job: Mapping[str, str], status: str) -> None:
+    """Records the job of a run that has not begun, as run.json has it in `process`. Raises OSError."""
+    run_folder.record_submission(folder, cluster="slurm", job=job, status=status)
 
 
 def _result(folder: Path) -> bytes | None:
@@ -279,7 +306,7 @@ class FollowedJob:
                 alive_s = time.monotonic()
             elif time.monotonic() - alive_s > min(_NOTHING_YET_S, 3 * _LOOK_EVERY_S):
                 with contextlib.suppress(OSError):
-                    _record(self._folder, self._job, run_folder.NOT_RUN)
+                    _record(self._folder, {"slurm_job": self._job}, run_folder.NOT_RUN)
                 raise PsrunError(f"job {self._job} ended before the run started{self._how_it_ended()}")
             time.sleep(0.5)
 
@@ -321,6 +348,8 @@ class FollowedJob:
     def _how_it_ended(self) -> str:
         """The end of the job as text, with the end of its log."""
         how = f": {self._state.state}, exit code {self._state.exit_code}" if self._state.state else ""
+        if self._state.exit_code.endswith(f":{signal.SIGUSR1:d}"):  # psrun had not even begun to handle it
+            how += "; its time limit came too early: set slurm.time higher"
         log = self._folder / "logs" / _LOG
         lines: list[str] = []
         if log.exists():

@@ -20,12 +20,30 @@ SCRIPT = "slurm.sh"  # in the run folder
 _TIME = re.compile(r"\d+|\d+:\d+(:\d+)?|\d+-\d+(:\d+){0,2}|INFINITE|UNLIMITED", re.IGNORECASE)
 
 
+def limit_s(time: str) -> int:
+    """A time limit of sbatch in seconds, as Slurm rounds it up to minutes; 0 for none."""
+    if not time[0].isdigit():
+        return 0
+    days, has_days, rest = time.rpartition("-")
+    numbers = [int(number) for number in rest.split(":")]
+    if has_days:
+        units = (3600, 60, 1)  # D-HH, D-HH:MM and D-HH:MM:SS
+    elif len(numbers) == 3:
+        units = (3600, 60, 1)
+    else:
+        units = (60, 1, 0)  # M and MM:SS
+    total_s = int(days or 0) * 86400
+    for number, unit in zip(numbers, units, strict=False):
+        total_s += number * unit
+    return -(-total_s // 60) * 60
+
+
 @dataclass(frozen=True)
 class SlurmJob:
     """A batch job; None for Slurm's default.
 
     Attributes:
-      time: time limit in the format of sbatch, such as 30 (minutes), 2:00:00 or 1-12.
+      time: time limit in the format of sbatch, such as 30 (minutes), 2:00:00 or 1-12; 0 for none.
       nodes: number of nodes.
       memory_per_cpu: such as 4G.
       warn_s: time before the limit to save a checkpoint and requeue the job.
@@ -87,11 +105,11 @@ class Slurm(OnSeveralMachines, Supervised):
         return f"{job} on {host}" if host else job
 
     @classmethod
-    def resume_command(cls, folder: Path, overrides: Sequence[str]) -> str:
+    def resume_command(cls, folder: Path, overrides: Sequence[str], changes: Sequence[str] = ()) -> str:
         resume = f"resume={folder}"
         if not re.fullmatch(r"[\w./+:@-]+", str(folder)):
             resume = shlex.quote(f"resume={groups.quoted(folder)}")
-        return f"psrun submit slurm {resume}"
+        return " ".join(["psrun submit slurm", resume, *map(shlex.quote, changes)])
 
     @classmethod
     def jobs(cls, folder: Path, recorded: Sequence[Mapping[str, Any]]) -> list[EngineJob]:
@@ -106,8 +124,8 @@ class Slurm(OnSeveralMachines, Supervised):
     @classmethod
     def stop(cls, job: Mapping[str, Any], *, waits: bool, is_here: bool, now: bool) -> bool:
         number = job.get("slurm_job")
-        if number is None:  # psrun was started without Slurm's variables
-            return False
+        if number is None:  # sbatch got no answer, and Slurm has no job; or psrun was started without Slurm's variables
+            return waits
         if waits:
             commands.cancel(str(number))
             return True
@@ -116,7 +134,7 @@ class Slurm(OnSeveralMachines, Supervised):
         except ClusterError as error:  # also if it has no batch script, such as in salloc
             if is_here:
                 return False
-            command = " ".join(commands.stop_command(str(number), now=now))
+            command = " ".join(commands.stop_command(str(number)))
             raise ClusterError(f"{error}; where Slurm's commands are: {command}") from error
         return True
 
@@ -131,6 +149,12 @@ class Slurm(OnSeveralMachines, Supervised):
         found = []
         if job.time is not None and not _TIME.fullmatch(str(job.time)):
             message = f"is {str(job.time)!r}; write minutes (90), MM:SS, HH:MM:SS (2:00:00), D-HH or D-HH:MM:SS"
+            found.append(Problem("slurm.time", message))
+        elif job.time is not None and 0 < limit_s(str(job.time)) <= job.warn_s:
+            message = (
+                f"is {job.time}: {limit_s(str(job.time)) // 60} min is not longer than slurm.warn_s={job.warn_s} s, "
+                "the time to save before the limit; set slurm.time higher or slurm.warn_s lower"
+            )
             found.append(Problem("slurm.time", message))
         save_s = self.restart.stop_timeout_s
         if job.warn_s <= save_s:

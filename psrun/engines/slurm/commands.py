@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -23,6 +24,9 @@ _WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT"
 _QUEUE_FOR_S = 1.0
 _QUEUE_WITHIN_S = 15.0  # a list of runs waits for it
 _SHARE = 10
+_HANDLED_WITHIN_S = 0.5  # a signal
+# What sbatch says before it has sent a job.
+_NOT_SENT = ("(connect failure)", "Could not establish a configuration", "Unable to process configuration file")
 _NO_TIME = ("", "N/A", "Unknown")
 
 
@@ -81,6 +85,10 @@ class QueuedJob:
         if self.waits and self.start:
             text += f" until {self.start}"
         return text
+
+
+class NotSentError(ClusterError):
+    """A job was not submitted: Slurm cannot be reached."""
 
 
 class _Queue:
@@ -142,14 +150,25 @@ def needed(*commands: str) -> None:
 
 
 def submit(script: Path) -> str:
-    """Submits a batch script; returns the id of the job. Raises ClusterError if Slurm rejects it.
+    """Submits a batch script; returns the id of the job.
 
     The job has the environment of this process, without the variables of a job that this process may be in, such as
     an interactive one: they would apply its processors and memory to the new job.
+
+    Raises:
+      NotSentError: Slurm cannot be reached.
+      ClusterError: Slurm rejects the job, or does not answer.
     """
     in_job = "SLURM_JOB_ID" in os.environ
     environment = {n: v for n, v in os.environ.items() if not in_job or n in _CONFIGURING or not n.startswith("SLURM_")}
-    text = _run("sbatch", "--parsable", str(script), failed="Slurm rejected the job", environment=environment)
+    try:
+        text = _run("sbatch", "--parsable", str(script), failed="Slurm rejected the job", environment=environment)
+    except ClusterError as error:
+        reason = str(error)
+        if any(each in reason for each in _NOT_SENT):
+            reason = reason.replace("Slurm rejected the job", "Slurm cannot be reached", 1)
+            raise NotSentError(f"{reason}; nothing was submitted") from error
+        raise
     return text.strip().partition(";")[0]
 
 
@@ -159,8 +178,20 @@ def requeue(job: str) -> None:
 
 
 def stop(job: str, *, now: bool) -> None:
-    """Ends a job by `stop_command`. Raises ClusterError if Slurm does not."""
-    _run(*stop_command(job, now=now), failed=f"job {job} cannot be stopped")
+    """Ends a job by `stop_command`. Raises ClusterError if Slurm does not.
+
+    Args:
+      now: whether the run ends without saving. Slurm has no signal for that: it asks by SIGTERM before it kills a job.
+    """
+    command = stop_command(job)
+    failed = f"job {job} cannot be stopped"
+    _run(*command, failed=failed)
+    if now:
+        with contextlib.suppress(ClusterError):  # it has ended
+            time.sleep(_HANDLED_WITHIN_S)  # two signals of the same kind may arrive as one
+            _run(*command, failed=failed)
+            time.sleep(_HANDLED_WITHIN_S)
+            _run("scancel", job, failed=failed)  # kills what is left
 
 
 def cancel(job: str) -> None:
@@ -173,14 +204,12 @@ def cancel(job: str) -> None:
             raise
 
 
-def stop_command(job: str, *, now: bool) -> list[str]:
-    """The command that ends a job.
+def stop_command(job: str) -> list[str]:
+    """The command that ends a job: psrun, which is the batch script, ends the run as with Ctrl-C.
 
-    Args:
-      now: whether all of its processes are killed; otherwise psrun, which is the batch script, ends the run as with
-        Ctrl-C: it saves, and Slurm does not start the job again.
+    It saves, unless it is asked a second time. Slurm does not start the job again.
     """
-    return ["scancel", *(["--full", "--signal=KILL"] if now else ["--batch", "--signal=INT"]), job]
+    return ["scancel", "--batch", "--signal=INT", job]
 
 
 def look(job: str) -> JobState:

@@ -25,6 +25,7 @@ from psrun.engines.slurm import allocation, commands
 from psrun.engines.slurm.allocation import EXIT_SIGNAL
 from psrun.engines.slurm.choice import Slurm
 from psrun.errors import ClusterError, ConfigError, ExitCode, Problem, TaskLostError, ended
+from psrun.files import as_mapping
 from psrun.launch.backend import Backend, Launch, TaskHandle
 from psrun.launch.losses import RestartPolicy, Silence
 from psrun.results import task_files
@@ -199,8 +200,9 @@ class SlurmBackend(Backend):
         self._numbers = itertools.count(1)
         self._looked_s = time.monotonic()
         self._requeues = False
+        self._at_limit = False
         launch.stop.ignore_repeated()
-        signal.signal(signal.SIGUSR1, lambda number, frame: self._requeue())  # the time limit is near
+        signal.signal(signal.SIGUSR1, lambda number, frame: self._requeue_at_limit())
         task_files.claim(self._folder, _SUPERVISOR, self._job.key)
         try:
             self._start_step([*self._handles], [])
@@ -261,6 +263,13 @@ class SlurmBackend(Backend):
             except ClusterError as error:
                 text = str(error)
             self._launch.console.print(f"Slurm job {self._job.id}: {text}", markup=False, soft_wrap=True)
+        if self._at_limit and not self._has_trained():
+            text = "the time limit came before the first step; set slurm.time (sbatch --time) higher"
+            self._launch.console.print(f"Slurm job {self._job.id}: {text}", markup=False, soft_wrap=True)
+
+    def _has_trained(self) -> bool:
+        """Whether the run has a step to its credit, of this start or an earlier one."""
+        return bool(as_mapping(self._launch.folder.stored().get("steps")).get("applied"))
 
     def _start_step(self, tasks: Sequence[Task], more: Sequence[str]) -> None:
         """Starts tasks in a step, and waits for their addresses. Raises ConfigError and ClusterError."""
@@ -315,12 +324,17 @@ class SlurmBackend(Backend):
         if not RestartPolicy.of(self._cluster.restart).allows(self._job.restart):
             raise TaskLostError(f"{message}; all requeues (cluster.restart.budget) are spent")
         self._launch.reporter.warn(f"{message}: it is requeued")
-        self._requeue()
+        self._requeue(f"node {', '.join(sorted(nodes))} is lost")
 
-    def _requeue(self) -> None:
+    def _requeue_at_limit(self) -> None:
+        """Obeys the signal before the time limit."""
+        self._at_limit = True
+        self._requeue(f"the time limit of Slurm job {self._job.id} is near")
+
+    def _requeue(self, reason: str) -> None:
         """Lets the chief save and the run end; then the job is requeued."""
         self._requeues = True
-        self._launch.stop.follow(signal.SIGUSR1)
+        self._launch.stop.follow(signal.SIGUSR1, reason)
 
     def _tell(self, **command: Any) -> None:
         for step in self._steps:

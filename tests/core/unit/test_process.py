@@ -138,6 +138,19 @@ def test_a_second_signal_ends_at_once_but_for_sighup(sent, code):
     assert python(f"{SIGNALS}\nsend({sent})").wait(60) == code
 
 
+@pytest.mark.parametrize(
+    ("sent", "code"),
+    [
+        ("'SIGTERM', 'SIGTERM'", 0),
+        ("'SIGTERM', 'SIGINT'", 0),  # of psrun stop, while the run saves
+        ("'SIGINT', 'SIGTERM'", 0),
+        ("'SIGINT', 'SIGINT'", 130),
+    ],
+)
+def test_a_scheduler_may_repeat_its_signals_and_a_user_insists(sent, code):
+    assert python(f"{SIGNALS}\nstop.ignore_repeated()\nsend({sent})").wait(60) == code
+
+
 def test_nohup_keeps_a_process_and_its_children_from_the_end_of_the_terminal():
     code = f"""{SIGNALS}
 send("SIGHUP")

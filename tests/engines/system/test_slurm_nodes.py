@@ -125,7 +125,7 @@ def test_the_time_limit_is_near(on_slurm, slurm, tmp_path):
     job = job_of(run)
     run.wait_for("epoch", 3)
     slurm.run("scancel", "--batch", "--signal=USR1", job)
-    run.wait_for("stopping")
+    assert run.wait_for("stopping")["signal"] == f"the time limit of Slurm job {job} is near (SIGUSR1)"
     slurm.wait(lambda: slurm.job(job).get("JobState") == "PENDING", "requeued job", within_s=90)
     psrun = [sys.executable, "-m", "psrun"]
     row = json.loads(slurm.run(*psrun, "list", str(run.root), "--json"))[0]
@@ -265,3 +265,15 @@ def test_the_logs_of_a_job_and_its_end(on_slurm, slurm):
     slurm.run(*psrun, "stop", "--now", str(run.folder), check=False, timeout_s=120)
     slurm.wait(lambda: slurm.job(job_of(again))["JobState"] not in ("RUNNING", "COMPLETING"), "end at once")
     again.end(within_s=120)
+
+
+def test_a_run_that_is_stopped_now_does_not_save(on_slurm, slurm):
+    run = on_slurm("submit", "slurm", *LONG, "slurm.nodes=4", "slurm.time=10")
+    job = job_of(run)
+    run.wait_for("epoch", 2)
+    stopped = slurm.run(sys.executable, "-m", "psrun", "stop", "--now", str(run.folder), timeout_s=60)
+    assert "interrupted" in stopped
+    assert run.end(within_s=60) == 130
+    slurm.wait(lambda: slurm.job(job)["JobState"] in ("FAILED", "CANCELLED"), "end of the job")
+    assert run.result["checkpoints"][-1]["step"] % EPOCH == 0  # of an epoch, not of the end
+    assert run.result["checkpoints"][-1]["step"] <= run.events("epoch")[-1]["step"]

@@ -15,12 +15,12 @@ from types import SimpleNamespace
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from rich.console import Console
-from support import run_config
+from support import raw_config, run_config
 
 from psrun.config.groups import quoted
 from psrun.config.topology import Task
 from psrun.engines import submit
-from psrun.engines.slurm import allocation, batch_job, commands, task_step
+from psrun.engines.slurm import allocation, batch_job, choice, commands, task_step
 from psrun.errors import ClusterError, ConfigError, ExitCode, PsrunError
 from psrun.launch.backend import TaskProcess
 from psrun.results import run_folder, run_state, task_files
@@ -274,6 +274,17 @@ def test_all_jobs_of_a_run_are_stopped_the_waiting_ones_first(requeued, fake, tm
     assert "interrupted" in capsys.readouterr().out
 
 
+def test_a_run_that_is_stopped_now_gets_the_signal_twice(requeued, fake, tmp_path):
+    """A second Ctrl-C ends psrun at once; Slurm's own end of a job would let it save."""
+    ended(requeued, status="running", exit_code=None, process={"slurm_job": "7"}, cluster={"topology": "slurm"})
+    fake("squeue", f"test -e {tmp_path}/over || echo '7|RUNNING|None|N/A|{requeued}/slurm.sh'")
+    result = '{"status": "interrupted", "exit_code": 130}'
+    fake("scancel", f"echo $* >> {tmp_path}/cancelled; touch {tmp_path}/over; echo '{result}' > {requeued}/run.json")
+    assert stop.main(["one", "--now"]) == 0
+    signalled = "--batch --signal=INT 7\n"
+    assert (tmp_path / "cancelled").read_text() == f"{signalled}{signalled}7\n"
+
+
 def test_a_job_that_continues_with_other_work_does_not_hold_a_run(requeued, fake):
     """As a script of one's own that trains several runs in one job."""
     fake("squeue", "echo '7|RUNNING|None|N/A|/home/me/run.sh'")
@@ -449,6 +460,46 @@ def test_a_time_limit_of_slurm(time):
     assert f"#SBATCH --time={time}" in rendered(f"slurm.time='{time}'")
 
 
+@pytest.mark.parametrize(
+    ("time", "seconds"),
+    [("30", 1800), ("29:15", 1800), ("2:00:00", 7200), ("1-12", 129600), ("1-12:30", 131400), ("1-0:0:1", 86460),
+     ("0", 0), ("UNLIMITED", 0)],
+)  # fmt: skip
+def test_a_time_limit_in_seconds(time, seconds):
+    assert choice.limit_s(time) == seconds
+
+
+def test_a_time_limit_that_leaves_no_time_to_train_is_refused(submitted):
+    refused = r"slurm\.time: is 1: 1 min is not longer than slurm\.warn_s=120 s, the time to save before the limit"
+    with pytest.raises(ConfigError, match=refused):
+        submitted("--dry-run", "slurm.time=1")
+    with pytest.raises(ConfigError, match=r"slurm\.time: .* 5 min is not longer than slurm\.warn_s=600 s"):
+        submitted("--dry-run", "slurm.warn_s=600", "slurm.time=5")
+    for given in (["slurm.time=0"], ["slurm.time=3"], ["slurm.time=1", "slurm.warn_s=30"]):
+        assert "#SBATCH --time=" in submitted("--dry-run", *given)
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_time_limit_before_psrun_has_begun_is_named(fake, tmp_path):
+    fake("scontrol", "echo 'JobState=FAILED Reason=NonZeroExitCode ExitCode=0:10'")
+    following = batch_job.FollowedJob(tmp_path, "7", Console(file=io.StringIO()), None)
+    with pytest.raises(PsrunError, match=r"its time limit came too early: set slurm\.time higher"):
+        following.follow()
+
+
+def test_a_completed_run_is_not_submitted_again(tmp_path, submitted):
+    folder = run_folder.RunFolder.create(tmp_path / "one", raw=raw_config("cluster=slurm", "trainer.epochs=3"))
+    folder.emit("begun", started_s=0.0, overrides=["cluster=slurm", "trainer.epochs=3"])
+    folder.emit("epoch", step=40, epoch=3, epochs=3, metrics={"loss": 0.5})
+    folder.emit("ended", status="completed", exit_code=0, wall_s=3.0)
+    more = r"resume: the run was complete after epoch 3; .*: psrun submit slurm resume=one trainer\.epochs=6"
+    with pytest.raises(ConfigError, match=more):
+        submitted("resume=one")
+    with pytest.raises(ConfigError, match=more):
+        submitted("--dry-run", "resume=one")
+    assert "trainer.epochs=6" in submitted("--dry-run", "resume=one", "trainer.epochs=6")
+
+
 def test_values_that_sbatch_would_refuse_are_refused_with_their_forms(submitted):
     with pytest.raises(ConfigError) as raised:
         submitted("--dry-run", "slurm.time=2h", "slurm.nodes=0")
@@ -474,6 +525,28 @@ def test_a_rejected_job_leaves_no_folder(fake, tmp_path, submitted):
     with pytest.raises(ClusterError, match="Socket timed out"):
         submitted("hydra.run.dir=lost")
     assert (tmp_path / "lost" / "slurm.sh").exists()
+    assert run_state.look(tmp_path / "lost").status == "pending"
+    with pytest.raises(ConfigError, match="waits for its Slurm job; psrun stop cancels it"):
+        remove.main(["lost", "--yes"])
+    fake("squeue", "exit 0")
+    assert stop.main(["lost"]) == 0
+    remove.main(["lost", "--yes"])
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)",
+        "sbatch: fatal: Could not establish a configuration source",
+        "sbatch: fatal: Unable to process configuration file",
+    ],
+)
+def test_a_job_that_was_not_sent_leaves_no_folder(answer, fake, tmp_path, submitted):
+    for name in ("sbatch", "scontrol", "squeue"):
+        fake(name, f"echo '{answer}' >&2; exit 1")
+    with pytest.raises(ClusterError, match=r"Slurm cannot be reached: sbatch: .*; nothing was submitted"):
+        submitted("hydra.run.dir=new")
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize(
