@@ -399,7 +399,7 @@ class SweepRunner:
         return ExitCode.USAGE if codes == {ExitCode.USAGE} else ExitCode.FAILED if codes else ExitCode.DONE
 
     def _show_next_command(self, state: SweepState) -> None:
-        """Prints how to see the spread of a sweep over seeds, and to train the best configuration again."""
+        """Prints how to see the spread of a sweep over seeds, to use the best job, and to train it again."""
         best = state.best
         if best is None:
             return
@@ -415,6 +415,9 @@ class SweepRunner:
         for each in self._winner or best.overrides:
             if not key_of(each).startswith(_OF_THE_SWEEP):
                 chosen.append(each)
+        if self._winner is None:  # a search compares means: the best job may have another configuration
+            job = shlex.quote(run_state.shown_path(self.sweep.path / best.folder))
+            self._print(f"to use the best: psrun predict {job}, psrun export {job}")
         self._print(f"to train the best again: {shlex.join(['psrun', *options, *chosen])}")
 
     def _show_plans(self) -> None:

@@ -314,6 +314,8 @@ def test_a_sweep_ends_with_the_next_command(tmp_path, monkeypatch, capsys, apart
     assert running.end(None) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1] == last
+    has_best_job = "again" in last and winner is None
+    assert ("to use the best: psrun predict sweep/1, psrun export sweep/1" in lines) == has_best_job
     # The best job has one seed only.
     assert ("to see the means over seeds: psrun report sweep" in lines) == (apart[0] == "rate=1 seed=1")
 
