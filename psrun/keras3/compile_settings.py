@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -134,6 +135,29 @@ class Keras3Loss(tf_keras.losses.Loss):
     def get_config(self) -> dict[str, Any]:
         """That of Keras 3's loss; it says whether the loss takes logits."""
         return self._loss.get_config()
+
+
+def with_cast_labels(loss: Any) -> Any:
+    """A loss, or losses by output, with each function of the user as one that casts its labels.
+
+    `compile` of Keras 3 makes a loss of a function, and every loss casts labels and predictions to its own dtype.
+    tf-keras leaves labels of integers as they are, which cannot be multiplied with predictions.
+    """
+    return _each(_with_cast_labels, loss)
+
+
+def _with_cast_labels(loss: Any) -> Any:
+    is_function = callable(loss) and not isinstance(loss, tf_keras.losses.Loss)
+    function = loss.func if isinstance(loss, functools.partial) else loss
+    if not is_function or str(getattr(function, "__module__", "")).startswith(("tf_keras.", "psrun.")):
+        return loss
+
+    def cast(y_true: Any, y_pred: Any) -> Any:
+        label, prediction = (keras.ops.convert_to_tensor(each, keras.config.floatx()) for each in (y_true, y_pred))
+        return loss(label, prediction)
+
+    cast.__name__ = getattr(function, "__name__", type(function).__name__)  # tf-keras reports it
+    return tf.autograph.experimental.do_not_convert(cast)  # as the trainer of Keras 3 does not convert losses
 
 
 # -- metrics

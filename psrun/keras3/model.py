@@ -16,7 +16,7 @@ import tensorflow as tf
 import tf_keras
 
 from psrun.errors import ConfigError, Problem
-from psrun.keras3 import internals
+from psrun.keras3 import compile_settings, internals
 from psrun.keras3.assignments import Assignments
 from psrun.keras3.layers import TableLayer
 from psrun.layers.collection import EmbeddingCollection
@@ -128,6 +128,10 @@ class Keras3Model(AdaptedModel):
         if isinstance(by_name, Mapping) and isinstance(features, Mapping) and by_name.keys() <= features.keys():
             return {name: features[name] for name in by_name}
         return features
+
+    def compile(self, *arguments: Any, loss: Any = None, **options: Any) -> None:
+        """As in tf-keras; the labels of a loss function are cast as in Keras 3."""
+        super().compile(*arguments, loss=compile_settings.with_cast_labels(loss), **options)
 
     # -- weights, as tf-keras has them
 
