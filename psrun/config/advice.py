@@ -10,7 +10,8 @@ from typing import Any
 
 import yaml
 
-from psrun.config import groups, schema
+from psrun import files
+from psrun.config import groups, schema, targets
 from psrun.config.schema import MISSING
 from psrun.errors import Problem
 
@@ -78,11 +79,35 @@ def for_key(key: str, keys: Collection[str], composed: Mapping[str, Any], argume
     return place_of(name, composed) or schema.did_you_mean(name, keys)
 
 
+def for_argument(key: str, target: str, arguments: Sequence[str]) -> str:
+    """The suggestion for a key that the callable of its choice may take as an argument; empty if it takes none such.
+
+    Args:
+      target: the dotted name of the callable.
+      arguments: with the --config-dir folders.
+    """
+    group, _, name = key.rpartition(".")
+    parameters = targets.parameters_of(target).keys() - targets.PROVIDED
+    if name not in parameters:
+        meant = schema.near(name, parameters)
+        return f"Did you mean +{group}.{meant}? {target} takes {meant}" if meant else ""
+    argument = f"{key}=..."
+    choice = None
+    for each in arguments:
+        if each.startswith(f"{key}="):
+            argument = each
+        if each.startswith(f"{group}="):
+            choice = each.partition("=")[2]
+    file = groups.choices(arguments).get(group, {}).get(choice or "")
+    where = "" if file is None or file.is_relative_to(groups.CONF) else f", or add {name} to {files.from_here(file)}"
+    return f"{target} takes {name}; write +{argument}{where}"
+
+
 def _choices_with(group: str, key: str, arguments: Sequence[str]) -> list[str]:
     """The choices of a group that have a key: of these, the ones with most of the keys that the arguments set."""
     wanted = {each.partition("=")[0].partition(".")[2] for each in arguments if each.startswith(f"{group}.")} | {key}
-    files = groups.choices(arguments).get(group, {})
-    found = {name: groups.keys(path) & wanted for name, path in files.items()}
+    own_files = groups.choices(arguments).get(group, {})
+    found = {name: groups.keys(path) & wanted for name, path in own_files.items()}
     most = max((len(has) for has in found.values() if key in has), default=0)
     return [name for name, has in found.items() if key in has and len(has) == most]
 

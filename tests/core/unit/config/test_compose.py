@@ -194,6 +194,23 @@ def test_a_key_that_an_experiment_sets_for_another_model_can_be_removed(tmp_path
     assert "experiment=tried" not in typed.message
 
 
+@pytest.mark.parametrize(
+    ("argument", "part"),
+    [
+        ("model.width=16", "write +model.width=16, or add width to own/model/mine.yaml"),
+        ("model.witdh=16", "Did you mean +model.width? mine_of_arguments.line takes width"),
+        ("model.lss=mse", "Did you mean 'loss'?"),
+        ("model.source=x", "Valid names: class_weight, from_logits, loss, metrics."),
+    ],
+)
+def test_a_parameter_of_the_model_function_that_no_file_sets_is_told(refused, tmp_path, monkeypatch, argument, part):
+    (tmp_path / "mine_of_arguments.py").write_text("def line(source, *, width=8): ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    error = refused("model=mine", argument, files={"model/mine": "_target_: mine_of_arguments.line\n"})
+    (problem,) = [each for each in error.problems if each.key == argument.partition("=")[0]]
+    assert problem.message.endswith(part)
+
+
 @pytest.mark.parametrize("options", [["--help"], ["--cfg", "hydra"], []])
 def test_mistakes_are_reported_whatever_the_options_with_one_composition(refused, compositions, options):
     error = refused(*options, "trainer.epoch=2", "seeed=1", "trainer.steps_per_epoch=-1")
