@@ -20,7 +20,7 @@ from typing import Any
 
 import psutil
 
-from psrun import parts
+from psrun import files, parts
 from psrun.checkpoint import trained_model
 from psrun.checkpoint.checkpoints import checkpoints_of
 from psrun.checkpoint.storage import Position, Store
@@ -94,7 +94,9 @@ def run(run_config: RunConfig, context: TaskContext, stop: Stop) -> None:
         with chief.program(run_config, source) as program:
             build.report_program(program, reporter, folder)
             if recording is not None:
-                recording.begin(storage.files_of_source(source, run_config.data.target.options))
+                changed = recording.begin(storage.files_of_source(source, run_config.data.target.options))
+                if changed:
+                    reporter.warn(f"the code changed since the run last trained: {', '.join(changed)}")
             stop.raise_if_requested()
             _train(program, trainer, hooks, chief, stop)
             if recording is not None:
@@ -591,39 +593,53 @@ class Recording:
         # A reproduction runs the code of another run, and not what is in the current folder.
         self._tree = provenance.kept_tree(self._folder.path) or provenance.work_tree(within)
 
-    def begin(self, data_files: Sequence[str]) -> None:
+    def begin(self, data_files: Sequence[str]) -> list[str]:
         """Records code and environment, once the user's modules are imported; begins to hash files.
 
-        Raises RunFolderError.
+        Returns:
+          The files of the user's modules that differ from those of an earlier process of the run.
+
+        Raises:
+          RunFolderError: the record cannot be written.
         """
         self._looking.join(_GIT_WITHIN_S)
         earlier = self._folder.stored().get("code") or {}
-        self._is_other = bool(earlier.get("resumed_with_other_code"))
-        self._copy_modules(earlier.get("modules") or {})
+        changed = self._changed(earlier.get("modules") or {})
+        self._is_other = bool(changed or earlier.get("resumed_with_other_code"))
+        self._copy_modules()
         with contextlib.suppress(OSError):
             self._write_diff()
         self._record_code()
         self._folder.emit("environment", **provenance.environment())
         self._hashing = threading.Thread(target=self._hash, args=(data_files,), name="hashes", daemon=True)
         self._hashing.start()
+        return changed
 
     def end(self) -> None:
         """Completes the record: modules that the training imported, and hashes. Raises RunFolderError."""
         if self._hashing is None:
             return
-        if self._copy_modules({}):
+        if self._copy_modules():
             self._record_code()
         self._hashing.join(_HASHES_WITHIN_S)
 
-    def _copy_modules(self, earlier: dict[str, str]) -> bool:
-        """Copies the modules that were imported since the last call; returns whether there were any.
+    def _changed(self, earlier: Mapping[str, str]) -> list[str]:
+        """The files of imported modules that differ from their copies, from the current folder.
 
         Args:
-          earlier: the copies of an earlier process of the run.
+          earlier: the copies of an earlier process of the run, by module.
         """
+        modules = provenance.user_modules()
+        changed = []
+        for name, copy in earlier.items():
+            if name in modules and self._differs(copy, modules[name]):
+                changed.append(str(files.from_here(modules[name])))
+        return changed
+
+    def _copy_modules(self) -> bool:
+        """Copies the modules that were imported since the last call; returns whether there were any."""
         known = {*self._copies, *self._missing}
         new = {name: file for name, file in provenance.user_modules().items() if name not in known}
-        self._is_other |= any(name in new and self._differs(copy, new[name]) for name, copy in earlier.items())
         copies, missing = provenance.copy_modules(self._folder.path, new)
         self._copies |= copies
         self._missing += missing

@@ -123,6 +123,7 @@ def test_a_dry_run_of_a_resumed_run_names_what_differs_without_tensorflow(psrun,
     resumed = psrun("resume=run", "trainer.epochs=3")
     assert resumed.code == 0, resumed.stderr
     assert resumed.result["code"]["resumed_with_other_code"] is True
+    assert "the code changed since the run last trained: own/units.py" in " ".join(resumed.stdout.split())
     assert "as before" in (done.folder / "code/modules/own/units.py").read_text()
     (project / "tensorflow.py").write_text("raise RuntimeError('imported')\n")
     same = psrun("reproduce", "run", "--dry-run")
