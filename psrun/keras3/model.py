@@ -194,7 +194,11 @@ class Keras3Model(AdaptedModel):
         return _activation(self.keras3)
 
     def lists_by_input(self) -> Mapping[str, bool]:
-        return {tensor.name: bool(tensor.ragged) for tensor in internals.inputs_of(self.keras3) or ()}
+        inputs = internals.inputs_of(self.keras3) or []
+        by_name = internals.input_structure(self.keras3)
+        if not isinstance(by_name, Mapping) or len(by_name) != len(inputs):  # with dicts within
+            by_name = {tensor.name: tensor for tensor in inputs}
+        return {name: bool(tensor.ragged) for name, tensor in by_name.items()}
 
     def own_layers(self) -> list[Any]:
         return internals.layers_within(self.keras3)

@@ -68,25 +68,37 @@ def spec_of(value: Any) -> tf.TypeSpec:
 
 
 @contextlib.contextmanager
-def checking_list_inputs(network: tf_keras.Model, features: Any) -> Iterator[None]:
-    """Checks the inputs of a network; raises errors of a model that is called within on lists, with their names.
+def checking_inputs(network: tf_keras.Model, features: Any) -> Iterator[None]:
+    """Checks the inputs of a network; raises errors of a model that is called within with the names of its inputs.
 
     Args:
       features: the specs of a batch, as the network gets it.
 
     Raises:
-      ConfigError: an input takes lists and the data has none, or the other way round; or a call failed.
+      ConfigError: an input takes lists and the data has none, or the other way round; or a call failed on lists, or
+        because the features lack an input.
     """
     _check_list_inputs(network, features)
     try:
         yield
     except (TypeError, ValueError, AttributeError, NotImplementedError) as error:
+        if isinstance(features, Mapping) and (problems := _missing_inputs(network, features)):
+            raise ConfigError(problems) from error
         specs = features.items() if isinstance(features, Mapping) else [("its input", features)]
         lists = [name for name, spec in specs if isinstance(spec, tf.RaggedTensorSpec)]
         if not lists:
             raise
         message = f"cannot be called on the features, of which {', '.join(lists)} are lists (RaggedTensor)"
         raise ConfigError([Problem("model", f"{message}: {type(error).__name__}: {error}")]) from error
+
+
+def _missing_inputs(network: tf_keras.Model, features: Mapping[str, Any]) -> list[Problem]:
+    problems = []
+    for name in _takes_lists(network):
+        if name not in features:
+            message = f"has the input {name}, but the features are {', '.join(features)}; give both the same name"
+            problems.append(Problem("model", message))
+    return problems
 
 
 def _check_list_inputs(network: tf_keras.Model, features: Any) -> None:

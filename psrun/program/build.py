@@ -215,7 +215,7 @@ def build_state(program: Program) -> None:
     network = program.network
     with strategy.creating_in_place(), program.distribution.strategy.scope():
         label = tf.nest.map_structure(zeros, program.data.batch_spec[1])
-        with batch_checks.checking_list_inputs(network, program.data.batch_spec[0]):
+        with batch_checks.checking_inputs(network, program.data.batch_spec[0]):
             prediction = tf.nest.map_structure(zeros, program.prediction_spec)
         _check_states(program)
         objective.check_widths(program.prediction_spec, program.data.batch_spec[1], program.model, program.source)

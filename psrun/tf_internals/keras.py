@@ -379,8 +379,15 @@ def is_functional(network: tf_keras.Model) -> bool:
 
 
 def declared_inputs(network: tf_keras.Model) -> dict[str, Any]:
-    """The inputs of a functional network by name; none of others, which do not declare them."""
-    return dict(zip(network.input_names, network.inputs)) if is_functional(network) else {}
+    """The inputs of a functional network by name; none of others, which do not declare them.
+
+    In a dict of inputs the key is the name, whatever the input is called itself.
+    """
+    if not is_functional(network):
+        return {}
+    if isinstance(network.input, dict) and len(network.input) == len(network.inputs):  # no dict within
+        return dict(network.input)
+    return dict(zip(network.input_names, network.inputs))
 
 
 def replace_train_function(network: tf_keras.Model, execution: Callable[[Any], Any]) -> None:

@@ -277,3 +277,21 @@ def test_all_rows_of_arrays_are_looked_at_before_the_training():
     with pytest.raises(ConfigError, match="the feature x has 4 rows, the label has 3 rows"):
         check(ArraySource(features={"x": FLOATS}, task="binary", train=(rows, column(0, 1, 1)),
                           evaluation=(rows, column(0, 1, 1, 0))))  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("inputs", "missing"),
+    [
+        ({"nums": tf_keras.Input((2,), name="x")}, "nums"),  # the key counts
+        ([tf_keras.Input((2,), name="user"), tf_keras.Input((2,), name="nums")], "nums"),
+    ],
+)
+def test_an_input_that_the_features_lack_is_named(inputs, missing):
+    network = tf_keras.Model(inputs, tf_keras.layers.Add()([*tf.nest.flatten(inputs), *tf.nest.flatten(inputs)]))
+    features = {"user": tf.zeros((4, 2)), "x": tf.zeros((4, 2))}
+    specs = tf.nest.map_structure(tf.type_spec_from_value, features)
+    with pytest.raises(ConfigError) as raised, batch_checks.checking_inputs(network, specs):
+        network(features)
+    (problem,) = raised.value.problems
+    expected = f"has the input {missing}, but the features are user, x; give both the same name"
+    assert (problem.key, problem.message) == ("model", expected)
