@@ -26,6 +26,7 @@ from psrun.tables import (
     decimal_marks,
     feature_spec,
     formats,
+    header,
     label_guess,
     notations,
     profiles,
@@ -80,6 +81,7 @@ def _add_inspect(subcommands: argparse._SubParsersAction[argparse.ArgumentParser
     part.add_argument("names", metavar="FILE", nargs="+", help="a file, a folder, or a pattern such as 'train-*.csv'")
     part.add_argument("--label", metavar="COLUMN", help="the column to predict")
     part.add_argument("--weight", metavar="COLUMN", help="the column with the weights of the examples")
+    part.add_argument("--exclude", type=_names, metavar="NAME,NAME,...", help="columns that are no features")
     part.add_argument("--write", type=on_disk, metavar="FILE", help="write the proposal as YAML: conf/data/NAME.yaml")
     part.add_argument("--format", choices=_FORMATS, metavar="NAME", help=f"{', '.join(_FORMATS)}: if no name tells")
     about = "column names of text without a header"
@@ -174,6 +176,7 @@ def _inspect(
     names: Sequence[str],
     label: str | None,
     weight: str | None,
+    exclude: list[str] | None,
     write: Path | None,
     format: str | None,
     columns: list[str] | None,
@@ -197,7 +200,8 @@ def _inspect(
     _check_label(paths[0], layout, label)
     labels = () if label is None else (label,)
     looked = profiles.profile_files(paths, layout, cache=storage.cache(), notation=notation, labels=labels)
-    guessed = proposals.propose(looked.values(), (label, weight), formats.index_columns(paths, layout))
+    _check_excluded(exclude or (), labels, weight, looked, layout, paths[0])
+    guessed = proposals.propose(looked.values(), (label, weight), formats.index_columns(paths, layout), exclude or ())
     _check_marks(looked, guessed, label, layout)
     first = next(iter(looked.values()))
     if not first.num_rows:
@@ -223,6 +227,21 @@ def _inspect(
         )
         console.print(_advice(write), soft_wrap=True)
     return ExitCode.DONE
+
+
+def _check_excluded(
+    exclude: Sequence[str],
+    labels: Sequence[str],
+    weight: str | None,
+    looked: Mapping[str, Profile],
+    layout: Layout,
+    name: str,
+) -> None:
+    """Raises ConfigError if a column to exclude is not there, or is no feature anyway."""
+    found = header.problems_of_excluded(exclude, labels, weight, [*looked], layout, name, has_features=False)
+    wrong = [problem.message for problem in found]
+    if wrong:
+        raise ConfigError(f"--exclude: {'; '.join(wrong)}")
 
 
 def _check_label(name: str, layout: Layout, label: str | None) -> None:

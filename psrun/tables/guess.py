@@ -6,7 +6,7 @@ What the configuration says is checked against the files here, too: labels of an
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -238,11 +238,11 @@ def _spelling_warnings(name: str, files: TrainingFiles) -> list[str]:
     return [contents.spelling_warning(f"label {name}", profile.spellings)]
 
 
-def features(files: TrainingFiles, keys: LabelKeys, num_buckets: int | None) -> Features:
+def features(files: TrainingFiles, keys: LabelKeys, num_buckets: int | None, exclude: Collection[str] = ()) -> Features:
     """The features that the columns of the files seem to be.
 
     Args:
-      num_buckets: see `psrun.tables.table.Table`.
+      num_buckets, exclude: see `psrun.tables.table.Table`.
 
     Raises:
       ConfigError: no column is a feature, the label cannot have the task of the configuration, or numbers have two
@@ -256,7 +256,7 @@ def features(files: TrainingFiles, keys: LabelKeys, num_buckets: int | None) -> 
     if keys.task is not None and not keys.vocabulary:
         notes += _checked_label(keys.names[0], files, keys.task)
     indexes = formats.index_columns(files.names, files.layout)
-    proposed = proposals.propose(files.profiles.values(), (*keys.names, keys.weight), indexes)
+    proposed = proposals.propose(files.profiles.values(), (*keys.names, keys.weight), indexes, exclude)
     used = [each.profile.column for each in proposed.values() if each.feature is not None]
     decimal_marks.check(files.profiles, used, files.layout)
     specs = proposals.features(proposed, num_buckets)

@@ -17,6 +17,7 @@ from psrun.tables.rows import Layout, LayoutKeys
 
 LIST_SEPARATOR = "|"  # of the values of a list in a field of text
 _WEIGHT = "data.weight"
+_EXCLUDE = "data.exclude"
 _TEXTS = ("path", "eval_path", "weight", "delimiter", "encoding", "format", "decimal_mark", "time_format")
 
 
@@ -71,9 +72,10 @@ def _no_texts(options: Mapping[str, Any]) -> Iterator[Problem]:
     if label is not None and not isinstance(label, str) and (not label or not _are_texts(label)):
         message = f"is {label!r}, must be the name of a column, or a list of names; {advice}"
         yield Problem("data.label", f"{message}: 'data.label=\"2024\"'")
-    columns = options.get("columns")
-    if columns is not None and not _are_texts(columns):
-        yield Problem("data.columns", f"is {columns!r}, must be a list of names; {advice}")
+    for name in ("columns", "exclude"):
+        columns = options.get(name)
+        if columns is not None and not _are_texts(columns):
+            yield Problem(f"data.{name}", f"is {columns!r}, must be a list of names, such as [a,b]; {advice}")
 
 
 def label_names(label: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -108,6 +110,9 @@ def _of_options(
     except ConfigError as error:
         found += error.problems
     found += column_problems(columns_of(specs, layout), labels, weight, known, layout, name)
+    exclude = options.get("exclude") or ()
+    described = options.get("features") is not None
+    found += problems_of_excluded(exclude, labels, weight, known, layout, name, has_features=described)
     try:
         split = splits.read(options.get("split"))
         if options.get("eval_path") is None:
@@ -115,7 +120,7 @@ def _of_options(
     except ConfigError as error:
         found += error.problems
     if not found:
-        no_features = (*labels, weight)
+        no_features = (*labels, weight, *exclude)
         inferred = [feature_spec.name_of(column) for column in known or () if column not in no_features]
         found += _unknown_features(features, specs, inferred)
     return found
@@ -188,6 +193,33 @@ def column_problems(
     if layout.is_text:
         problems += _problems_in_text(specs, layout)
     return problems
+
+
+def problems_of_excluded(
+    exclude: Sequence[str],
+    labels: Sequence[str],
+    weight: str | None,
+    known: Sequence[str] | None,
+    layout: Layout,
+    name: str,
+    *,
+    has_features: bool,
+) -> Iterator[Problem]:
+    """The problems of `data.exclude`: of columns that are not there, or that are no features anyway.
+
+    Args:
+      labels, weight, known, name: as in `column_problems`.
+      has_features: whether `data.features` describes the features.
+    """
+    if exclude and has_features:
+        yield Problem(_EXCLUDE, "has no effect beside data.features; leave the columns out there, and remove it")
+        return
+    for column in exclude:
+        if known is not None and column not in known:
+            yield _no_such_column(_EXCLUDE, column, known, layout, name)
+        elif column in labels or column == weight:
+            role = "label" if column in labels else "weight"
+            yield Problem(_EXCLUDE, f"{column!r} is the {role}, which is no feature; remove it here")
 
 
 def _of_the_weight(

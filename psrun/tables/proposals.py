@@ -10,6 +10,7 @@ from collections.abc import Collection, Container, Iterable, Iterator, Mapping, 
 from dataclasses import dataclass
 from typing import Any
 
+from psrun.config.groups import quoted
 from psrun.tables.contents import FEW, LISTED, spelling_warning
 from psrun.tables.feature_spec import FeatureSpec, name_of
 from psrun.tables.notations import ISO, NO_NOTATION, Notation
@@ -29,8 +30,10 @@ _AMOUNT_WORDS = {
     "datetime", "ts", "unix", "epoch", "pixel", "temp", "temperature", "balance", "duration",
 }  # fmt: skip
 _CYCLE_WORDS = {"month", "weekday", "dow", "hour", "quarter", "season", "hr", "wday", "mnth"}
+_PLAIN_NAME = re.compile(r"[A-Za-z]\w*")  # which the command line reads as it is
 _INDEX_NAME = re.compile(r"|__index_level_\d+__|Unnamed: \d+(\.\d+)?|\.\.\.1")  # as pandas and readr name them
 INDEX = "an index, by its name"
+EXCLUDED = "data.exclude names it"
 _MIN_ROWS = 10  # of a column that is left out because each row differs
 _DIFFERS = 0.9  # share of rows with a value of their own
 _MIN_REPEATS = 10  # mean rows per value from which integers without the name of an id may be ids
@@ -130,17 +133,24 @@ def _percent(share: float) -> str:
 
 
 def propose(
-    profiles: Iterable[Profile], no_features: Collection[str | None], indexes: Collection[str] = ()
+    profiles: Iterable[Profile],
+    no_features: Collection[str | None],
+    indexes: Collection[str] = (),
+    exclude: Collection[str] = (),
 ) -> dict[str, Proposal]:
     """The proposals for each column, by the name of the feature; several for a column of times.
 
     Args:
       no_features: columns to leave out: label and weight.
       indexes: columns that the files themselves call indexes.
+      exclude: columns that the user excludes.
     """
     proposals: dict[str, Proposal] = {}
     for number, profile in enumerate(profiles, 1):
         if profile.column in no_features:
+            continue
+        if profile.column in exclude:
+            proposals[profile.column] = Proposal(profile, None, EXCLUDED)
             continue
         if profile.column in indexes or _INDEX_NAME.fullmatch(profile.column.strip()):
             proposals[profile.column] = Proposal(profile, None, INDEX)
@@ -209,9 +219,8 @@ def leak_warnings(proposals: Mapping[str, Proposal]) -> Iterator[str]:
         which = f"each of {_some([*columns])}" if others else first
         yield (
             f"label {label}: {which} decides the label by itself: each of its values has one label. If it is not "
-            "known when you predict, remove it from the features, which psrun data inspect FILE --write writes; if its "
-            "values are groups, such as users, hold out whole groups: "
-            f"data.split.by=group data.split.column={shlex.quote(first)}"
+            f"known when you predict, leave it out: {_excluding([*columns])}. If its values are groups, such as users, "
+            f"hold out whole groups: data.split.by=group data.split.column={shlex.quote(first)}"
         )
 
 
@@ -248,6 +257,19 @@ def _why_unread(profile: Profile, notation: Notation) -> str:
         fits = f"does not fit data.time_format={notation.time_format}"
         return f"not read as dates or times, since {{odd!r}} in {{column}} {fits}"
     return ""
+
+
+def _excluding(columns: Sequence[str]) -> str:
+    """The argument that excludes columns, for a shell."""
+    names = []
+    for column in columns:
+        if _PLAIN_NAME.fullmatch(column):
+            names.append(column)
+        elif '"' in column or "\\" in column:
+            names.append(quoted(column))
+        else:
+            names.append(f'"{column}"')  # within the single quotes of the shell
+    return shlex.quote(f"data.exclude=[{','.join(names)}]")
 
 
 def _set_mark(profile: Profile) -> str:

@@ -55,6 +55,7 @@ def Table(  # noqa: N802 - configurations and recorded runs name the source so
     num_classes: int | None = None,
     label_vocabulary: LabelVocabulary | None = None,
     features: Mapping[str, Any] | None = None,
+    exclude: Sequence[str] | None = None,
     format: str | None = None,
     delimiter: str | None = None,
     columns: Sequence[str] | None = None,
@@ -88,6 +89,7 @@ def Table(  # noqa: N802 - configurations and recorded runs name the source so
       label_vocabulary: the values of labels in the order of the classes, all strings or all integers; None where they
         are class numbers, or guessed.
       features: by name, the options of `feature_spec.FeatureSpec`; None: as `recorded`, or guessed from all rows.
+      exclude: columns that are no features of the guess; None for none.
       format: one of `formats.FORMATS`; None: by how the names end, or by the first bytes.
       delimiter: between the fields of text; None: a comma, or a tab for tsv.
       columns: column names of text; None: the first row of each file is the header.
@@ -122,6 +124,7 @@ def Table(  # noqa: N802 - configurations and recorded runs name the source so
         LayoutKeys(format, delimiter, columns, quoted, encoding),
         LabelKeys(names, task, num_classes, label_vocabulary, weight),
         features,
+        tuple(exclude or ()),
         num_buckets,
         Notation(decimal_mark, time_format),
     )
@@ -141,6 +144,7 @@ class _Keys:
     layout: LayoutKeys
     labels: LabelKeys
     features: Mapping[str, Any] | None
+    exclude: tuple[str, ...]
     num_buckets: int | None
     notation: Notation
 
@@ -342,13 +346,28 @@ def _split(keys: _Keys, recorded: Mapping[str, Any], *, has_evaluation: bool) ->
 def _features(training: TrainingFiles, described: Mapping[str, FeatureSpec], keys: _Keys, run: _Run) -> Features:
     """The features as the configuration describes them, else as the run recorded them, else guessed."""
     found = Features(described)
+    names = keys.labels.names
+    wrong = header.problems_of_excluded(
+        keys.exclude, names, keys.labels.weight, training.columns, training.layout, training.first,
+        has_features=bool(described),
+    )  # fmt: skip
+    _require_none([*wrong])
     if not described and run.recorded:
         found = Features(feature_spec.recorded(run.recorded, run.folder))
+        _require_excluded(keys.exclude, found.specs)
     if not found.specs:
-        found = guess.features(training, keys.labels, keys.num_buckets)
+        found = guess.features(training, keys.labels, keys.num_buckets, keys.exclude)
     specs = feature_spec.with_ends(found.specs, run.list_ends, run.recorded)
     unit_of = functools.partial(guess.unit, training)
     return replace(found, specs=feature_spec.with_units(specs, run.recorded.get("units", {}), unit_of))
+
+
+def _require_excluded(exclude: Sequence[str], recorded: Mapping[str, FeatureSpec]) -> None:
+    """Raises ConfigError if a recorded feature, which a resumed run keeps, is of an excluded column."""
+    for name, spec in recorded.items():
+        if (spec.column or name) in exclude:
+            message = f"has {spec.column or name!r}, which the run was trained with; train a new run without it"
+            raise ConfigError([Problem("data.exclude", message)])
 
 
 def _reader(training: TrainingFiles, features: Features, labels: Labels, keys: _Keys) -> TableReader:
@@ -574,6 +593,7 @@ def _as_options(keys: _Keys) -> list[str]:
     """The options of `psrun data inspect` that read the files as these keys do."""
     columns = keys.layout.columns
     values = {
+        "--exclude": ",".join(keys.exclude) or None,
         "--format": keys.layout.format,
         "--columns": None if columns is None else ",".join(columns),
         "--delimiter": keys.layout.delimiter,

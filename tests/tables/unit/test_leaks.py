@@ -100,9 +100,8 @@ def notes(path, labels: tuple[str, ...], folder=None) -> list[str]:
 
 
 ADVICE = (
-    "decides the label by itself: each of its values has one label. If it is not known when you predict, remove it "
-    "from the features, which psrun data inspect FILE --write writes; if its values are groups, such as users, hold "
-    "out whole groups: data.split.by=group data.split.column="
+    "decides the label by itself: each of its values has one label. If it is not known when you predict, leave it "
+    "out: {}. If its values are groups, such as users, hold out whole groups: data.split.by=group data.split.column="
 )
 
 
@@ -116,8 +115,10 @@ def test_one_line_a_label_names_the_columns_that_decide_it_and_are_features(tmp_
         },
     )  # fmt: skip
     expected = {
-        "wage": f"label wage: each of logwage, a b, b and 1 more {ADVICE}logwage",
-        "coin": f"label coin: it is {ADVICE}'it is'",
+        "wage": "label wage: each of logwage, a b, b and 1 more "
+        + ADVICE.format("""'data.exclude=[logwage,"a b",b,c]'""")
+        + "logwage",
+        "coin": "label coin: it is " + ADVICE.format("""'data.exclude=["it is"]'""") + "'it is'",
     }
     assert notes(path, ("wage", "coin"), tmp_path / "cache") == [*expected.values()]
     assert notes(path, ("wage", "coin"), tmp_path / "cache") == [*expected.values()]  # from the cache

@@ -6,6 +6,7 @@ And `psrun data inspect` writes what a run infers and records.
 from __future__ import annotations
 
 import random
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psrun.errors import ConfigError
-from psrun.tables import commands, feature_spec, formats, label_guess, profiles, proposals
+from psrun.tables import commands, feature_spec, formats, header, label_guess, profiles, proposals
 
 REPEATS = 12  # of each value: fewer, and integers of any meaning are amounts, not ids
 any_table = settings(deadline=None, derandomize=True, max_examples=12)
@@ -142,3 +143,37 @@ def test_the_command_that_writes_the_features_reads_the_file_as_the_run_does(tmp
     written = yaml.safe_load(Path("conf/data/sales.yaml").read_text(encoding="utf-8"))
     assert {*written["features"]} == {"age", "price", "place"}
     assert written["features"]["price"].get("dtype", "float32") == "float32"
+
+
+def test_excluded_columns_are_no_features_of_the_guess(tmp_path, monkeypatch, capsys):
+    from psrun.tables.table import Table
+
+    monkeypatch.chdir(tmp_path)
+    rows = [f"{n},{n % 60},{n % 7},{n % 2}\n" for n in range(400)]
+    Path("rows.csv").write_text("".join(["nr,age,fee of late,late\n", *rows]))
+    source = Table(path="rows.csv", label="late", split=0.1, exclude=["nr", "fee of late"])
+    assert {*source.features} == {"age"}
+    shown = {row["feature"]: row["note"] for row in source.guessed}
+    assert shown["fee of late"] == "data.exclude names it"
+    assert any("--label late --exclude 'nr,fee of late' --write" in note for note in source.notes)
+    again = Table(path="rows.csv", label="late", split=0.1, exclude=["nr", "fee of late"], recorded=source.facts)
+    assert {*again.features} == {"age"}
+    with pytest.raises(ConfigError, match=r"data\.exclude: has 'age', which the run was trained with"):
+        Table(path="rows.csv", label="late", split=0.1, exclude=["age"], recorded=source.facts)
+    commands.main(["inspect", "rows.csv", "--label", "late", "--exclude", "nr,fee of late", "--write", "mine.yaml"])
+    assert {*yaml.safe_load(Path("mine.yaml").read_text())["features"]} == {"age"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"exclude": ["aeg"]}, r"data.exclude: .*rows.csv has no column 'aeg'. Did you mean 'age'\?"),
+        ({"exclude": ["late"]}, "data.exclude: 'late' is the label, which is no feature; remove it here"),
+        ({"exclude": ["fee"], "features": {"age": {}}}, "data.exclude: has no effect beside data.features"),
+        ({"exclude": "age"}, r"data.exclude: is 'age', must be a list of names, such as \[a,b\]"),
+    ],
+)
+def test_a_column_that_cannot_be_excluded_is_refused_before_tensorflow_too(tmp_path, options, message):
+    path = table_files.write(tmp_path / "rows.csv", {"age": [*range(60)], "fee": [*range(60)], "late": [0, 1] * 30})
+    found = header.problems({"path": str(path), "label": "late", **options}, {})
+    assert re.search(message, "; ".join(f"{each.key}: {each.message}" for each in found))
