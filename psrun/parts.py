@@ -279,7 +279,14 @@ def name_of_output_metric(output: str, metric: GatheredMetric) -> str:
 
 
 class Gathered(Protocol):
-    """The examples that one evaluation gathers."""
+    """The examples that one evaluation gathers.
+
+    Attributes:
+      warnings: what a person should know to read its metrics, a line each; read after `result`.
+    """
+
+    @property
+    def warnings(self) -> Sequence[str]: ...
 
     def reset(self) -> None:
         """Drops all examples, before an evaluation."""

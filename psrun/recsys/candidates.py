@@ -25,6 +25,9 @@ class CandidateRanking:
     relevant. With drawn negatives, each relevant item has a list of its own. The other items of the list are in none of
     the user's examples. The seed of the run draws them, so that they are the same for every model.
 
+    Attributes:
+      warnings: lines about held-out items that a person should know to read the metrics.
+
     Raises:
       ConfigError: the data lacks a feature, or a list is longer than there are items.
     """
@@ -64,6 +67,10 @@ class CandidateRanking:
         self._label: np.ndarray = np.zeros(len(self._relevant.user))
         np.maximum.at(self._label, place, known.label[relevant])  # an item that is there twice is one item
         self._negatives = None if num_drawn is None else self._drawn(num_drawn)
+        self.warnings: tuple[str, ...] = ()
+        num_repeated = int(np.isin(keys, known.trained.user * known.num_items + known.trained.item).sum())
+        if num_repeated and num_drawn is None:
+            self.warnings = (_repeats(num_repeated, len(keys)),)
 
     def result(self, progress: Callable[[], None] = lambda: None) -> dict[str, Any]:
         """As `KeptExamples.result`.
@@ -176,6 +183,17 @@ class CandidateRanking:
     def _too_few(self) -> ConfigError:
         message = "some users have nearly all items in examples, so that no negatives can be drawn; choose all"
         return ConfigError([Problem("evaluation.candidates", message)])
+
+
+def _repeats(count: int, total: int) -> str:
+    """The warning about held-out interactions with an item that the user has among the training examples."""
+    which = "interaction is" if total == 1 else "interactions are"
+    return (
+        f"evaluation.candidates=all: {count:,} of {total:,} held-out {which} with an item that the user also has in "
+        "the training. The metrics rank this item, without the user's other items of the training. psrun predict "
+        "predict.top_k leaves out all of them, so its lists find less than the metrics say. To measure what it "
+        "recommends, keep one row for each user and item"
+    )
 
 
 def _repeated(rows: np.ndarray) -> np.ndarray:

@@ -123,6 +123,7 @@ class GroupedExamples:
         self._metrics = metrics
         self._kept = kept
         self._of_keras = of_keras
+        self.warnings: tuple[str, ...] = ()
 
     def reset(self) -> None:
         for kept in self._kept.values():
@@ -190,6 +191,7 @@ class RankedCandidates:
     def __init__(self, metrics: Metrics, ranking: CandidateRanking) -> None:
         self._metrics = metrics
         self._ranking = ranking
+        self.warnings = ranking.warnings
 
     def reset(self) -> None:
         """Nothing: `result` ranks by the variables of that moment."""

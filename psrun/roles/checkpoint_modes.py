@@ -335,6 +335,8 @@ def run_evaluate(run_config: RunConfig, context: TaskContext) -> None:
         saved.chief.reporter.emit("evaluation", **result.recorded, path=str(path))
         if result.undefined is not None:
             saved.chief.reporter.warn(result.undefined, step=result.step)
+        for text in result.warnings:
+            saved.chief.reporter.warn(text, step=result.step)
 
 
 def _report_differences(source: DataSource, folder: RunFolder, reporter: Reporter, mode: str) -> None:

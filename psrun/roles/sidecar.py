@@ -242,6 +242,9 @@ class Sidecar:
         self._reporter.emit("evaluation", **evaluation.recorded)
         if evaluation.undefined is not None and self._is_first("undefined"):
             self._reporter.warn(evaluation.undefined, step=evaluation.step)
+        for text in evaluation.warnings:
+            if self._is_first(text):
+                self._reporter.warn(text, step=evaluation.step)
         if checkpoint.manifest is not None:
             self._compare(evaluation, checkpoint.manifest)
         if self._plateau.reached(evaluation.values) and not self._folder.ends_early():

@@ -288,6 +288,7 @@ class Evaluations:
         self._evaluator = evaluator
         self._schedule = schedule
         self._has_warned = False
+        self._warned: set[str] = set()
 
     def after_epoch(self, context: HookContext) -> None:
         """Evaluates if it is due, unless the process is to end; adds the results to the metrics of the epoch."""
@@ -328,6 +329,10 @@ class Evaluations:
         if evaluation.undefined is not None and not self._has_warned:
             self._has_warned = True
             run.warn(evaluation.undefined, step=evaluation.step)
+        for text in evaluation.warnings:
+            if text not in self._warned:
+                self._warned.add(text)
+                run.warn(text, step=evaluation.step)
         run.monitor.show({**run.monitor.metrics, **evaluation.values})
         run.epoch.take_evaluation(evaluation.values)
 

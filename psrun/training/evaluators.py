@@ -53,6 +53,7 @@ class Evaluation:
       metrics: by name; None for one that is undefined.
       estimates: by output ('' for the only one), what `psrun.parts.Gathered.result` gives to record; empty
         if there is none.
+      warnings: of what was gathered (`psrun.parts.Gathered.warnings`); not recorded with the metrics.
     """
 
     mode: str
@@ -60,6 +61,7 @@ class Evaluation:
     examples_seen: int
     metrics: dict[str, float | None]
     estimates: dict[str, Any] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
 
     @property
     def values(self) -> dict[str, float]:
@@ -70,6 +72,7 @@ class Evaluation:
     def recorded(self) -> dict[str, Any]:
         """What events and files hold of it."""
         recorded = asdict(self)
+        del recorded["warnings"]
         if not self.estimates:
             del recorded["estimates"]
         return recorded
@@ -243,11 +246,13 @@ class Meters:
             raise objective.outside_error(count, "the evaluation data")
         values = self.values()
         recorded: dict[str, Any] = {}
+        warnings: list[str] = []
         for gathered in self._gathered:
             metrics, more = gathered.result(progress)
             values |= metrics
             recorded |= more
-        return Evaluation(mode, step, int(self._seen.result()), values, recorded)
+            warnings += gathered.warnings
+        return Evaluation(mode, step, int(self._seen.result()), values, recorded, tuple(warnings))
 
     def values(self) -> dict[str, float | None]:
         """The current metrics by name; None for one that is undefined."""

@@ -114,6 +114,9 @@ def test_relevant_items_are_ranked_among_all_that_the_user_has_not_seen(cluster_
     expected["other"] = mean(*NDCG(3, gain="exponential").values(whole))
     assert {each: evaluation.metrics[each] for each in expected} == pytest.approx(expected, abs=1e-6)
     assert evaluation.estimates[""]["users"] == len(set(users.tolist()))
+    repeated = sum(pair in seen for pair in zip(evaluated["user"].tolist(), evaluated["item"].tolist()))
+    (warning,) = evaluation.warnings
+    assert f"{repeated} of {EVALUATED} held-out interactions are with an item that the user also has" in warning
 
 
 @pytest.mark.parametrize("sampling", ["uniform", "popularity"])
@@ -124,6 +127,7 @@ def test_drawn_candidates_are_the_same_for_every_model_and_none_is_of_an_example
         program = built(None, *MODELS[name], *candidates)
         ranking = evaluators.make(program)._meters._gathered[0]._ranking
         assert set(ranking.result()["metrics"]) == {*METRICS, "other"}
+        assert not ranking.warnings
         assert all(len({*row}) == 3 for row in ranking._negatives.tolist())
         drawn.append(ranking._negatives)
     assert all((each == drawn[0]).all() for each in drawn)

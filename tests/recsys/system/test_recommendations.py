@@ -72,8 +72,10 @@ def test_a_file_of_users_items_and_times_needs_no_label(psrun, tmp_path):
     rng = np.random.default_rng(0)
     pairs = [(user, item) for user in range(NUM_USERS) for item in rng.choice(NUM_ITEMS, 4, replace=False).tolist()]
     lines = [f"u{user},i{item},{time}" for time, (user, item) in enumerate(pairs)]
+    lines.append(f"u0,i{pairs[0][1]},{len(pairs)}")
     (tmp_path / "shop.csv").write_text("\n".join(["user,item,time", *lines]) + "\n")
-    (tmp_path / "next.csv").write_text("user,item,time\nu1,i2,3\n")
+    again = f"u1,i{pairs[4][1]},3"  # what u1 has in the training
+    (tmp_path / "next.csv").write_text(f"user,item,time\n{again}\nu2,new,4\n")
     trained = psrun(
         "data=table", "data.path=shop.csv", "data.label=null", "data.split={by: last, user: user, column: time}",
         "model=matrix_factorization", "model.user=user", "model.item=item", "model.objective=softmax",
@@ -85,6 +87,8 @@ def test_a_file_of_users_items_and_times_needs_no_label(psrun, tmp_path):
     assert "label" not in trained.result["data"]
     evaluated = psrun("mode=evaluate", f"resume={trained.folder}", "data.eval_path=next.csv")
     assert evaluated.code == 0, evaluated.stderr
+    assert " ".join(trained.stdout.split()).count(f" 1 of {NUM_USERS} held-out interactions ") == 1
+    assert " 1 of 2 held-out interactions " in " ".join(evaluated.stdout.split())
     for name, more in (("held_out.csv", ()), ("rows.csv", ("data.eval_path=next.csv",))):
         predicted = psrun("mode=predict", f"resume={trained.folder}", f"predict.path={name}", *more)
         assert predicted.code == 0, predicted.stderr

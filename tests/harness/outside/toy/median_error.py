@@ -33,6 +33,8 @@ class MedianErrorGathering:
 
 
 class Lists:
+    warnings = ()
+
     def __init__(self) -> None:
         self._rows: list[Any] = []
 
