@@ -63,6 +63,8 @@ class Model:
       has_scores: whether predictions are scores that only rank, trained by the loss of a layer.
       towers: from the inputs of `network` to vectors, (batch, dim), whose products rank items as `network` does; None
         for a model without them.
+      notes: what a run and its plan say about the model, a line each.
+      warnings: of the data that the model is to learn from, a line each; a run and its plan show them.
     """
 
     network: tf_keras.Model
@@ -73,6 +75,8 @@ class Model:
     unused: Sequence[str] = ()
     has_scores: bool = False
     towers: Towers | None = None
+    notes: Sequence[str] = ()
+    warnings: Sequence[str] = ()
 
     def preprocessed(self, features: dict[str, tf.Tensor]) -> Any:
         """The inputs of `network` for a batch of raw features."""

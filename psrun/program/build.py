@@ -274,6 +274,10 @@ def report_program(program: Program, reporter: Reporter, folder: RunFolder) -> N
         if not program.model.has_scores:
             message += "; model=wide_deep uses numbers and categories"
         reporter.warn(message)
+    for text in program.model.notes:
+        reporter.emit("note", text=text)
+    for text in program.model.warnings:
+        reporter.warn(text)
     if program.data.sharding is not None:
         folder.emit("sharding", sharding=program.data.sharding)
     lookups = [asdict(lookup) for lookup in compiled_model.decide_lookups(program)]

@@ -45,6 +45,7 @@ _LINES = {
     "restored": ("", "", "resumed from step {step} ({path})"),
     "not_restored": ("note:", "yellow", " the run has no checkpoint: it starts from step 0"),
     "network": ("", "", "the model is one of {library}; tf-keras trains it"),
+    "note": ("", "", "{text}"),
     "packing": ("", "", "{num_steps} steps per execution: a step takes {step_ms:.1f} ms on a worker"),
     "learning_rate": ("", "", "  learning rate {before:.4g} -> {value:.4g}: {reason}"),
     "early_stopping": ("", "", "{reason}: stopping training"),

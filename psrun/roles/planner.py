@@ -55,7 +55,7 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Plan:
-    """Placement and traffic of a run, with warnings.
+    """Placement and traffic of a run, with notes and warnings.
 
     Attributes:
       traffic_by_task: bytes moved while every worker runs one step: for a worker its own traffic, for a parameter
@@ -67,6 +67,7 @@ class Plan:
     traffic_by_variable: dict[str, Traffic]
     traffic_by_task: dict[str, Traffic]
     warnings: list[str]
+    notes: list[str]
 
 
 def run(run_config: RunConfig, folder: RunFolder, console: Console) -> None:
@@ -135,7 +136,8 @@ def make(
     by_task = _by_task(traffic, placed, run_config) if cluster.has_parameter_servers else {}
     warnings += placement.uneven(placed, num_ps)
     warnings += build.costs_of_dense_tables(program.optimizer, placed)
-    return Plan(placed, total, traffic, by_task, warnings)
+    warnings += program.model.warnings
+    return Plan(placed, total, traffic, by_task, warnings, list(program.model.notes))
 
 
 class _Recorder:
@@ -278,6 +280,8 @@ def _show(plan: Plan, run_config: RunConfig, num_train_examples: int | None, con
             f"Each step of a worker reads at most {decimal(plan.traffic.read_bytes)} from the parameter servers and "
             f"pushes at most {decimal(plan.traffic.pushed_bytes)} of gradients"
         )
+    for text in plan.notes:
+        lines(text)
     for text in plan.warnings:
         warner(console)(text)
     num_workers, _ = _size(run_config)

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 import tf_keras
 
 from psrun.data.source import DataSource
 from psrun.models.model import ArgumentError, Model, Towers
+from psrun.program import batch_checks
 from psrun.tf_internals.strategies import takes_scattered
 
 OBJECTIVES = ("labels", "softmax")
 _EXCLUDED = -1e9
-_CHECKED = 256  # labels
+_CHECKED = 256  # examples of a batch
+_BATCHES = 8  # in which the values of the same item are compared
+# Of the neighbours in a batch, the share with the same value beyond which rows are not in random order, besides twice
+# what chance gives.
+_ALIKE = 0.25
+_VARIES = 0.1  # of the items with several examples, the share with several values: what a corrected mistake explains
+_SHUFFLE = "(head -n 1 FILE; tail -n +2 FILE | shuf) > SHUFFLED"
 
 
 @tf_keras.utils.register_keras_serializable(package="psrun")
@@ -117,17 +126,23 @@ def no_loss(y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
 
 
 def check_objective(
-    objective: str, source: DataSource, item: str | None, num_ids: dict[str, int], temperature: float
-) -> None:
-    """Raises ArgumentError if an objective does not fit the data.
+    objective: str,
+    source: DataSource,
+    item: str | None,
+    num_ids: dict[str, int],
+    temperature: float,
+    item_features: Sequence[str] = (),
+) -> tuple[str, ...]:
+    """Raises ArgumentError if an objective does not fit the data; returns warnings about the data, a line each.
 
     Args:
       item: the feature with the ids of the items.
+      item_features: that the vector of an item depends on.
     """
     if objective not in OBJECTIVES:
         raise ArgumentError(("objective", f"is {objective!r}, must be one of {', '.join(OBJECTIVES)}"))
     if objective == "labels":
-        return
+        return ()
     if not temperature > 0:
         raise ArgumentError(("temperature", f"is {temperature}, must be more than 0"))
     if item is None:
@@ -136,10 +151,65 @@ def check_objective(
         names = ", ".join(num_ids)
         raise ArgumentError(("item", f"is {item!r}, which is no feature with ids; the data has {names}"))
     with tf.init_scope():
-        _, label, *_ = next(iter(source.train(batch_size=_CHECKED, seed=tf.constant(0, tf.int64))))
+        examples = source.train(batch_size=_CHECKED, seed=tf.constant(0, tf.int64))
+        batches = [*itertools.islice(examples, _BATCHES)]
+    _, label, *_ = batches[0]
     if isinstance(label, Mapping) or source.task == "multiclass" or not bool(tf.reduce_all(label > 0)):
         message = "is softmax, which takes examples of interactions alone, with labels above 0, such as ratings; remove"
         raise ArgumentError(("objective", f"{message} the others, set data.task=regression, or choose labels"))
+    features = [batch_checks.ragged_features(batch[0]) for batch in batches]
+    ids = [name for name in num_ids if not source.features[name].is_list]
+    return (*_in_order(features[0], ids), *_varying(features, item, item_features))
+
+
+def _in_order(batch: Mapping[str, tf.Tensor], names: Sequence[str]) -> Iterator[str]:
+    """A warning if neighbours in a batch have the same value of a feature far more often than chance explains.
+
+    A batch has rows from several places of the file, and some rows in a row from each.
+    """
+    for name in names:
+        values = batch[name].numpy().reshape(len(batch[name]), -1)[:, 0]
+        if len(values) < 2:
+            continue
+        _, counts = np.unique(values, return_counts=True)
+        by_chance = (counts * (counts - 1)).sum() / (len(values) * (len(values) - 1))
+        alike = (values[1:] == values[:-1]).mean()
+        if alike > _ALIKE + 2 * by_chance:
+            yield (
+                f"the training rows are not in random order: {alike:.0%} of neighbours have the same {name!r}. The "
+                "other items of a batch are the negatives, and a batch has rows from a few places of the file, so that "
+                f"the model learns less. Shuffle the file once: {_SHUFFLE}"
+            )
+            return
+
+
+def _varying(batches: Sequence[Mapping[str, Any]], item: str, names: Sequence[str]) -> Iterator[str]:
+    """Warnings about features that differ within one item, although the vector of an item depends on them."""
+    for name in names:
+        if name == item:
+            continue
+        values: dict[Any, set[str]] = {}
+        counts: dict[Any, int] = {}
+        for batch in batches:
+            items = batch[item].numpy().reshape(-1).tolist()
+            for key, value in zip(items, _comparable(batch[name])):
+                values.setdefault(key, set()).add(value)
+                counts[key] = counts.get(key, 0) + 1
+        several = [key for key, count in counts.items() if count > 1]
+        num_varying = sum(len(values[key]) > 1 for key in several)
+        if num_varying > _VARIES * len(several):
+            yield (
+                f"the item tower reads {name!r}, which differs between the rows of one {item!r}, so that it is no "
+                "property of the item: an item is ranked with the value of its last training row. Leave it out of "
+                "data.features, or name it in model.query_features if it is known with the query"
+            )
+
+
+def _comparable(values: Any) -> list[str]:
+    """A value for each example that is equal if all its values are, also where these are NaN."""
+    if isinstance(values, tf.RaggedTensor):
+        return [str(each) for each in values.to_list()]
+    return [str(each.tolist()) for each in values.numpy()]
 
 
 def model(
@@ -152,6 +222,7 @@ def model(
     item: str | None,
     num_items: int,
     objective: str,
+    warnings: Sequence[str],
     **options: Any,
 ) -> Model:
     """The model of two towers.
@@ -160,6 +231,7 @@ def model(
       tensors: the inputs of the network, by feature.
       query, item_vector: the outputs of the towers, (batch, dim).
       item: the feature with the ids of the items; None with objective=labels.
+      warnings: as `check_objective` returns them.
       options: of `InBatchSoftmax`.
     """
     if objective == "labels":
@@ -176,4 +248,13 @@ def model(
     network = tf_keras.Model(tensors, prediction)
     if objective == "labels":
         return Model(network, preprocessing, towers=towers)
-    return Model(network, preprocessing, loss=no_loss, metrics=list, from_logits=False, has_scores=True, towers=towers)
+    return Model(
+        network,
+        preprocessing,
+        loss=no_loss,
+        metrics=list,
+        from_logits=False,
+        has_scores=True,
+        towers=towers,
+        warnings=warnings,
+    )

@@ -45,7 +45,7 @@ def matrix_factorization(
         raise ArgumentError(("item", f"is {item!r}, as is the user"))
     if source.task not in ("binary", "regression"):
         raise ArgumentError(("", "matrix_factorization takes numbers or clicks; set data.task=regression"))
-    in_batch.check_objective(objective, source, item, num_ids, temperature)
+    warnings = in_batch.check_objective(objective, source, item, num_ids, temperature)
     tensors = network_inputs(source, num_ids)
     flat = tf_keras.layers.Flatten()
     penalty: Any = tf_keras.layers.ActivityRegularization(l2=regularization) if regularization else lambda each: each
@@ -70,6 +70,7 @@ def matrix_factorization(
             item=item,
             num_items=num_ids[item],
             objective=objective,
+            warnings=warnings,
             temperature=temperature,
             correct_popularity=correct_popularity,
         )

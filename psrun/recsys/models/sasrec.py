@@ -52,7 +52,7 @@ def sasrec(
     preprocessing, num_ids = prepared(source)
     tables.check_sequence(source, num_ids, history=history, item=item)
     _check_end(source, history, newest)
-    in_batch.check_objective("softmax", source, item, num_ids, temperature)
+    warnings = in_batch.check_objective("softmax", source, item, num_ids, temperature)
     tensors = network_inputs(source, num_ids)
     ids = {name: num_ids[name] for name in num_ids if name in (history, item)}
     shared = tables.shared_by(source, None, history, item)
@@ -68,6 +68,7 @@ def sasrec(
         item=item,
         num_items=num_ids[item],
         objective="softmax",
+        warnings=warnings,
         temperature=temperature,
         correct_popularity=correct_popularity,
     )

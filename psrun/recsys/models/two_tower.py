@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import tensorflow as tf
@@ -52,7 +53,6 @@ def two_tower(
     if objective == "labels" and source.task != "binary":
         raise ArgumentError(("", f"two_tower requires binary labels (task=binary); got task={source.task}"))
     preprocessing, num_ids = prepared(source)
-    in_batch.check_objective(objective, source, item, num_ids, temperature)
     tables.check_lists(source, num_ids, "two_tower")
     tensors = network_inputs(source, num_ids)
     names = [name for name in tensors if name not in tables.of_weights(source.features)]
@@ -64,6 +64,8 @@ def two_tower(
         )
         problem = "lists a feature twice" if twice else problem
         raise ArgumentError(("query_features", f"{problem}; the data has {', '.join(names)}"))
+    item_features = [name for name in names if name not in query_features]
+    warnings = in_batch.check_objective(objective, source, item, num_ids, temperature, item_features)
 
     shared = tables.make_tables(source, num_ids, embedding_dim=embedding_dim, shared_tables=shared_tables)
     stored: dict[str, Any] = {
@@ -79,10 +81,9 @@ def two_tower(
         *most, last = hidden_units
         return tf_keras.layers.Dense(last)(hidden(concatenated(parts), most))
 
-    item_features = [name for name in names if name not in query_features]
     if objective == "softmax" and item not in item_features:
         raise ArgumentError(("item", f"is {item!r}, which is a feature of the query; choose one of the item"))
-    return in_batch.model(
+    model = in_batch.model(
         tensors,
         tower(query_features),
         tower(item_features),
@@ -91,7 +92,10 @@ def two_tower(
         item=item,
         num_items=num_ids.get(item or "", 0),
         objective=objective,
+        warnings=warnings,
         temperature=temperature,
         normalize=normalize,
         correct_popularity=correct_popularity,
     )
+    read = f"query tower: {', '.join(query_features)}; item tower: {', '.join(item_features)}"
+    return replace(model, notes=[read])

@@ -18,6 +18,7 @@ from psrun.recsys.models.deepfm import deepfm
 from psrun.recsys.models.matrix_factorization import matrix_factorization
 from psrun.recsys.models.mmoe import mmoe
 from psrun.recsys.models.sasrec import Newest, sasrec
+from psrun.recsys.models.two_tower import two_tower
 
 pytestmark = pytest.mark.tensorflow
 
@@ -229,3 +230,57 @@ def test_arguments_that_do_not_fit(make, argument):
     with pytest.raises(ArgumentError) as refused:
         make()
     assert [name for name, _ in refused.value.problems] == [argument]
+
+
+class InBlocks(ArraySource):
+    """Examples whose order keeps some of them together, as that of a file does."""
+
+    together = 32
+
+    def block(self, batch_size: int) -> int:
+        return self.together
+
+
+def shop(*, in_order: bool, together: int) -> InBlocks:
+    """Purchases of users; an item has a price, which is NaN for one of them, and tags."""
+    rng = np.random.default_rng(0)
+    count = 1024
+    user = np.sort(rng.integers(0, 40, count))
+    item = rng.integers(0, 50, count)
+    time = rng.random(count).astype(np.float32)
+    order = np.arange(count) if in_order else rng.permutation(count)
+    price = np.where(item == 3, np.nan, item / 50).astype(np.float32)
+    numbers = {"user": user, "item": item, "time": time, "price": price}
+    features: dict[str, Any] = {name: each[order, np.newaxis] for name, each in numbers.items()}
+    tags = [[each, 1] for each in item[order].tolist()]
+    features["tags"] = tf.ragged.constant(tags, tf.int64, row_splits_dtype=tf.int64)
+    kinds = {name: Feature((1,), tf.int64, vocabulary=tuple(range(50))) for name in ("user", "item")}
+    kinds |= {name: Feature((1,), tf.float32) for name in ("time", "price")}
+    kinds["tags"] = Feature((None,), tf.int64, vocabulary=tuple(range(50)), max_values=3)
+    part = features, np.ones((count, 1), np.float32)
+    source = InBlocks(features=kinds, task="binary", train=part, evaluation=part)
+    source.together = together
+    return source
+
+
+@pytest.mark.parametrize(
+    ("in_order", "together", "warns"),
+    [(True, 32, True), (False, 32, False), (True, 1, False)],  # the order of single examples mixes them
+    ids=["sorted", "shuffled", "mixed"],
+)
+def test_batches_of_rows_that_are_not_in_random_order_are_a_warning(in_order, together, warns):
+    source = shop(in_order=in_order, together=together)
+    towers = two_tower(source, query_features=["user", "time"], item="item", objective="softmax")
+    factors = matrix_factorization(source, user="user", item="item", objective="softmax")
+    for model in (towers, factors):
+        assert len(model.warnings) == warns
+        for text in model.warnings:
+            assert "not in random order" in text
+            assert "have the same 'user'" in text
+
+
+def test_a_feature_that_differs_within_an_item_is_no_property_of_the_item():
+    model = two_tower(shop(in_order=False, together=1), query_features=["user"], item="item", objective="softmax")
+    (warning,) = model.warnings
+    assert "the item tower reads 'time', which differs" in warning
+    assert list(model.notes) == ["query tower: user; item tower: item, time, price, tags"]
