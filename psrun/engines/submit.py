@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import shlex
 from pathlib import Path
 
 from psrun.cli import command_line
-from psrun.config import composition, parse, targets
+from psrun.config import composition, parse, schema, targets
 from psrun.engines.submission import Submission
 from psrun.errors import ConfigError, ExitCode, Problem
 
@@ -19,6 +20,7 @@ ENGINES: dict[str, str] = {
 _WITHOUT_LOCAL_FILES = ("kubernetes",)  # their hosts cannot access the files of this machine
 
 _SWEEP = "psrun -m hydra/launcher=submitit_slurm KEY=VALUE,VALUE"
+_OPTIONS = ("--dry-run", "--no-follow", "--config-dir")
 # Options of sbatch that have a key.
 _KEYS = {"--time": "time", "-t": "time", "--partition": "partition", "-p": "partition", "--account": "account",
          "-A": "account", "--qos": "qos", "-q": "qos", "--nodes": "nodes", "-N": "nodes",
@@ -37,6 +39,10 @@ def main(arguments: list[str]) -> ExitCode:
       SystemExit: from argparse, for --help and for invalid arguments.
     """
     targets.search_modules()
+    words = [each for each in arguments if not each.startswith("-")]
+    if words and "=" in words[0]:
+        given = shlex.join(each for each in arguments if each not in ENGINES)
+        raise ConfigError(f"submit needs an engine, {' or '.join(ENGINES)}: write psrun submit slurm {given}")
     parser = _parser()
     options, unknown = parser.parse_known_intermixed_args(arguments)
     if unknown and options.engine == "slurm":
@@ -68,6 +74,9 @@ def main(arguments: list[str]) -> ExitCode:
 def _option_of_sbatch(given: str) -> str:
     """The message for an option that `psrun submit` does not have: it may be one of sbatch."""
     name, _, value = given.partition("=")
+    meant = schema.near(name, _OPTIONS)
+    if meant is not None:
+        return f"submit has no option {given}; did you mean {meant}?"
     if name in _KEYS:
         return f"submit has no option {given}; use slurm.{_KEYS[name]}={value or 'VALUE'}"
     return f"submit has no option {given}; options of sbatch are given as \"slurm.options=['{given}']\""

@@ -199,7 +199,8 @@ class RunState:
     @property
     def engine(self) -> type[ClusterChoice]:
         """The choice of its cluster, which answers for the engine."""
-        return choices.cluster_of_kind(files.as_mapping(self.result.get("cluster")).get("topology"))
+        kind = files.as_mapping(self.result.get("cluster")).get("topology")  # recorded by the chief, after the start
+        return choices.cluster_of_kind(kind or run_folder.submission(self.path)[0])
 
     def jobs(self) -> list[EngineJob]:
         """The jobs of the run that its engine has, the waiting ones first. It asks the engine.

@@ -25,7 +25,7 @@ from psrun.runs.listing import entries
 from psrun.runs.listing.entries import Entry, size_bytes
 from psrun.runs.states import STARTING
 from psrun.runs.sweeps.sweep import Sweep
-from psrun.runs.sweeps.sweep_state import SweepReader
+from psrun.runs.sweeps.sweep_state import SweepReader, is_lost_from_sweep
 
 _REMOVED = ".removed-"  # of a folder that is being removed; hidden from whatever looks for runs
 _UNITS = {"min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
@@ -202,7 +202,7 @@ def _in_use(folder: Path) -> str:
         return f"may have a job: {error}"
     if jobs:
         return f"has {jobs[0].title}, {jobs[0].state}; psrun stop cancels it"
-    running = state_of_run.status == "running" and not state_of_run.gone
+    running = state_of_run.status == "running" and not (state_of_run.gone or is_lost_from_sweep(state_of_run))
     return "is running; psrun stop ends it" if running or _is_locked(folder) else ""
 
 

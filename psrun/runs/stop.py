@@ -25,7 +25,7 @@ from psrun.results.run_state import GONE
 from psrun.runs import states
 from psrun.runs.report import runs
 from psrun.runs.sweeps.sweep import RECORD
-from psrun.runs.sweeps.sweep_state import SweepReader, counted
+from psrun.runs.sweeps.sweep_state import LOST, SweepReader, counted, is_lost_from_sweep
 
 _SAVED_WITHIN_S = 60.0  # a run saves and ends within 25 s, its tasks within 10 s, and other hosts see it later
 _NOW_WITHIN_S = 15.0
@@ -121,6 +121,8 @@ class _Stopped:
             return ""
         if now.gone:
             return f"{GONE}: {now.gone}"
+        if is_lost_from_sweep(now):
+            return f"{GONE}: {LOST}"
         if now.status == run_folder.NOT_RUN:
             return f"{now.status}: {states.state(now.status).means}"
         if not now.ended:

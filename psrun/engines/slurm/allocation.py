@@ -9,7 +9,9 @@ import sys
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
+from psrun.config import groups
 from psrun.config.clusters import ClusterRun
 from psrun.config.run_config import RESUME
 from psrun.config.topology import EVALUATOR
@@ -117,7 +119,21 @@ def _command() -> str:
         others = [f"resume={others[1]}", *others[2:]]
     if not any(each.startswith("resume=") for each in others):
         return _COMMAND
-    return f"psrun submit slurm {shlex.join(each for each in others if each != 'cluster=slurm')}"
+    shown = []
+    for each in others:
+        key, _, value = each.partition("=")
+        if key == "resume":
+            shown.append(resume_argument(groups.unquoted(value)))
+        elif each != "cluster=slurm":
+            shown.append(shlex.quote(each))
+    return " ".join(["psrun submit slurm", *shown])
+
+
+def resume_argument(folder: str) -> str:
+    """The key that resumes the run in a folder, as a shell takes it, with quotes only where they are needed."""
+    if re.fullmatch(r"[\w./+:@-]+", folder):
+        return f"resume={folder}"
+    return shlex.quote(f"resume={groups.quoted(Path(folder))}")
 
 
 _SLOTS = "SLURM_TASKS_PER_NODE"

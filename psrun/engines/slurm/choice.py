@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from psrun.config import groups
 from psrun.config.clusters import ClusterRun, EngineJob, OnSeveralMachines, RestartLimits, Start, Supervised
 from psrun.config.schema import at_least
 from psrun.engines.slurm import allocation, commands
@@ -106,10 +105,7 @@ class Slurm(OnSeveralMachines, Supervised):
 
     @classmethod
     def resume_command(cls, folder: Path, overrides: Sequence[str], changes: Sequence[str] = ()) -> str:
-        resume = f"resume={folder}"
-        if not re.fullmatch(r"[\w./+:@-]+", str(folder)):
-            resume = shlex.quote(f"resume={groups.quoted(folder)}")
-        return " ".join(["psrun submit slurm", resume, *map(shlex.quote, changes)])
+        return " ".join(["psrun submit slurm", allocation.resume_argument(str(folder)), *map(shlex.quote, changes)])
 
     @classmethod
     def jobs(cls, folder: Path, recorded: Sequence[Mapping[str, Any]]) -> list[EngineJob]:

@@ -25,9 +25,14 @@ def queued(sweep: Path) -> list[QueuedJob]:
     return sorted(found, key=lambda job: not job.waits)
 
 
+def were_submitted(sweep: Path) -> bool:
+    """Whether the jobs of a sweep are, or were, on Slurm."""
+    return (sweep / _SUBMITIT).is_dir()
+
+
 def have_left(sweep: Path) -> bool:
     """Whether the jobs of a sweep were on Slurm, and Slurm has none any more."""
-    if not (sweep / _SUBMITIT).is_dir() or not commands.has_queue():
+    if not were_submitted(sweep) or not commands.has_queue():
         return False
     try:
         return not queued(sweep)

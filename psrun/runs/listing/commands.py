@@ -18,7 +18,7 @@ from rich.text import Text
 
 from psrun.errors import ExitCode
 from psrun.results import run_state
-from psrun.results.console import folded
+from psrun.results.console import folded, warner
 from psrun.results.run_state import GONE, existing, natural, require_readable
 from psrun.runs import states
 from psrun.runs.listing import entries
@@ -112,6 +112,7 @@ def _lines(roots: Sequence[Path], *, with_jobs: bool) -> list[_Line]:
     """The runs and sweeps below the roots, each once, sorted by name."""
     console = Console(stderr=True, highlight=False)
     lines: dict[str, _Line] = {}
+    unanswered: dict[str, None] = {}
     for root in roots:
         with console.status(f"reading {root}") as status:
 
@@ -120,8 +121,11 @@ def _lines(roots: Sequence[Path], *, with_jobs: bool) -> list[_Line]:
                     status.update(f"reading {root}: {number} runs")
 
             listing = entries.below(root, on_read)
+        unanswered |= dict.fromkeys(entry.unanswered for entry in listing.all_runs if entry.unanswered)
         for line in _below(listing, root, with_jobs=with_jobs):
             lines.setdefault(os.path.abspath(line.entry.path), line)
+    for text in unanswered:
+        warner(console)(f"{text}; runs that wait there are shown as they ended")
     return sorted(lines.values(), key=lambda line: natural(line.row["run"]))
 
 

@@ -42,11 +42,13 @@ class Entry:
       path: the folder.
       row: what the list shows, with `started_s` (a time as `time.time` gives it) in place of the age.
       overrides: of its command line, by key.
+      unanswered: why the engine's job of the run is not known, in one line; else empty.
     """
 
     path: str
     row: Row
     overrides: Mapping[str, str]
+    unanswered: str = ""
 
     @cached_property
     def everything(self) -> Row:
@@ -145,7 +147,12 @@ def of_run(folder: str) -> Entry:
         value = best["value"]
     status = state.outcome
     where = _where(run)
-    waiting = _waiting_job(state)
+    unanswered = ""
+    waiting = None
+    try:
+        waiting = _waiting_job(state)
+    except PsrunError as error:  # the run is shown as it was recorded
+        unanswered = str(error)
     if waiting is not None:
         status = PENDING
         where = f"{waiting.title}: {waiting.state}"
@@ -156,19 +163,22 @@ def of_run(folder: str) -> Entry:
         "size": size_bytes(folder), "engine": _engine(run), "where": where,
         "written_s": state.written_s,
     }  # fmt: skip
-    return Entry(folder, row, run.overrides)
+    return Entry(folder, row, run.overrides, unanswered)
 
 
 def _waiting_job(state: run_state.RunState) -> EngineJob | None:
-    """The job of a run that waits to start it, for the first time or again; None if there is none, or none is known."""
+    """The job of a run that waits to start it, for the first time or again; None if there is none.
+
+    Raises:
+      PsrunError: the engine does not answer.
+    """
     if state.status == "completed":
         return None
     if state.status == "running" and not state.gone:
         return None
-    with contextlib.suppress(PsrunError):  # the engine does not answer: the run is shown as it was recorded
-        for job in state.jobs():
-            if job.waits:
-                return job
+    for job in state.jobs():
+        if job.waits:
+            return job
     return None
 
 

@@ -13,6 +13,7 @@ import importlib
 import itertools
 import logging
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -257,7 +258,7 @@ class SweepLauncher(Launcher):
         if self._inner is None:
             returns: Sequence[JobReturn] = self._at_once(composed)
         else:
-            returns = self._inner.launch(job_overrides, initial_job_idx)
+            returns = _launched(self._inner, job_overrides, initial_job_idx)
         self._running.look()
         return returns
 
@@ -304,7 +305,7 @@ class SweepLauncher(Launcher):
         folder = self._running.sweep.folder(self._running.sweep.jobs[number])
         RunFolder(folder).pause_after(pause_epoch)
         if self._inner is not None:
-            return pool.submit(self._inner.launch, [given], number)
+            return pool.submit(_launched, self._inner, [given], number)
         self._running.start_fork_server()
         self._in_folder(composed, lambda folder: None)  # Hydra writes its files there
         return pool.submit(self._running.run, folder)
@@ -360,6 +361,18 @@ class SweepLauncher(Launcher):
         finally:
             instance.cfg = previous
             OmegaConf.set_readonly(composed.hydra, False)  # as it was composed
+
+
+def _launched(inner: Launcher, jobs: Sequence[Sequence[str]], first: int) -> Sequence[JobReturn]:
+    """Runs jobs by a launcher of Hydra's. Raises SweepError if submitit cannot submit them by sbatch."""
+    try:
+        return inner.launch(jobs, first)
+    except RuntimeError as error:
+        has_failed = isinstance(error.__cause__, subprocess.CalledProcessError)
+        if not has_failed and "srun" not in str(error):  # which is missing
+            raise
+        reason = " ".join(str(error).split()) or str(error.__cause__)
+        raise SweepError(f"Slurm did not take the jobs of the sweep: {reason}") from error
 
 
 class _NoAccounting(logging.Filter):

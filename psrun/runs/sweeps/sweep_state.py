@@ -35,6 +35,7 @@ from psrun.runs.sweeps.sweep import (
 )
 
 _SEEN_WITHIN_S = 60.0  # on a shared disk
+LOST = "its Slurm job has left the queue"
 BETWEEN_JOBS_S = 15.0  # without sweep.json, another job may start within this time
 _WHOLE, _ENDED_EARLY, _UNRANKED = range(3)  # jobs in the order of their ranks
 
@@ -141,16 +142,20 @@ class SweepReader:
         self._mode = mode
         self._sweep = sweep
         self._supervised = sweep is not None
+        self._is_killed = False
+        self._has_no_jobs = False
         self._known: dict[Path, tuple[float, Job]] = {}
 
     def look(self) -> SweepState:
         """The current state. Raises PsrunError if the folder, or everything in it, was removed."""
         if not self._supervised:
             self._sweep = self._read()
+        self._is_killed = bool(self._sweep and not self._supervised and self._is_gone(self._sweep))
+        self._has_no_jobs = self._is_killed and _jobs_have_ended(self._path)
         jobs = [self._job(path, job) for path, job in (self._recorded() or self._below()).items()]
         jobs = [replace(job, differing=differing) for job, differing in zip(jobs, self._differing(jobs))]
         status = self._sweep.status if self._sweep else None
-        if self._sweep and not self._supervised and self._is_gone(self._sweep):
+        if self._is_killed:
             status = GONE
         return SweepState(jobs, status, *self._ranked_by(jobs))
 
@@ -208,7 +213,7 @@ class SweepReader:
         if stamp_s or not may_start:
             now = run_state.look(path, supervised=self._supervised)
             if not self._supervised and has_lost_its_job(now, self._path):
-                now = replace(now, gone="its Slurm job has left the queue")
+                now = replace(now, gone=LOST)
             if self._counts(now.outcome, stamp_s):
                 state = _of_run(now, job, previous.metrics)
                 self._known[path] = (stamp_s, state)
@@ -216,7 +221,8 @@ class SweepReader:
         log_s = files.changed_s(RunFolder(path).log(LOG))
         sweep = self._sweep
         has_begun = log_s and is_planned and sweep and log_s >= sweep.started_s and sweep.status == "running"
-        status = STARTING if has_begun else WAITING
+        # One that was killed before it recorded anything has not started.
+        status = STARTING if has_begun and not self._has_no_jobs else WAITING
         return replace(job, status=status, doing=status, written_s=files.changed_s(path))
 
     def _counts(self, status: str, stamp_s: float) -> bool:
@@ -250,6 +256,19 @@ def has_lost_its_job(now: run_state.RunState, sweep: Path) -> bool:
     if now.status != "running" or now.gone or now.quiet_s < _SEEN_WITHIN_S or run_state.is_here(now.result):
         return False
     return sweep_jobs.have_left(sweep)
+
+
+def is_lost_from_sweep(now: run_state.RunState) -> bool:
+    """Whether a run is a job of a sweep that Slurm no longer has; see `has_lost_its_job`."""
+    for above in list(now.path.absolute().parents)[: run_state.LEVELS]:
+        if os.path.exists(above / RECORD):
+            return has_lost_its_job(now, above)
+    return False
+
+
+def _jobs_have_ended(sweep: Path) -> bool:
+    """Whether the jobs of a sweep whose process was killed have ended; those that are not on Slurm end with it."""
+    return sweep_jobs.have_left(sweep) or not sweep_jobs.were_submitted(sweep)
 
 
 def _of_run(now: run_state.RunState, job: Job, metrics: Mapping[str, float]) -> Job:

@@ -7,7 +7,9 @@ import json
 import logging
 import os
 import shlex
+import socket
 import subprocess
+import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,9 +29,10 @@ from psrun.results import run_folder, run_state, task_files
 from psrun.roles import run_process
 from psrun.roles.table import identify
 from psrun.runs import remove, stop
+from psrun.runs.listing import commands as listing
 from psrun.runs.listing import entries
 from psrun.runs.sweeps import hydra_sweeps, runner
-from psrun.runs.sweeps.sweep import Job, Sweep
+from psrun.runs.sweeps.sweep import LOG, Job, Sweep
 from psrun.runs.watch import commands as watch
 
 JOB = {
@@ -230,7 +233,7 @@ def requeued(fake, tmp_path, monkeypatch):
     return folder
 
 
-def test_a_requeued_run_is_neither_removed_nor_submitted_again(requeued, fake):
+def test_a_requeued_run_is_neither_removed_nor_submitted_again(requeued, fake, capsys):
     row = entries.of_run(str(requeued)).row
     assert row["status"] == "pending"
     assert row["where"] == "Slurm job 7: pending (BeginTime) until 2026-11-29T18:19:32"
@@ -243,6 +246,8 @@ def test_a_requeued_run_is_neither_removed_nor_submitted_again(requeued, fake):
     with pytest.raises(ConfigError, match="may have a job: Slurm does not show its queue: Unable to contact"):
         remove.main(["one", "--yes"])
     assert entries.of_run(str(requeued)).row["status"] == "interrupted"
+    assert listing.main([]) == ExitCode.DONE
+    assert capsys.readouterr().err.count("warning: Slurm does not show its queue: Unable to contact") == 1
     fake("squeue", "exit 0")
     remove.main(["one", "--yes"])
     assert not requeued.exists()
@@ -552,6 +557,7 @@ def test_a_job_that_was_not_sent_leaves_no_folder(answer, fake, tmp_path, submit
 @pytest.mark.parametrize(
     ("given", "message"),
     [
+        ("--dryrun", r"submit has no option --dryrun; did you mean --dry-run\?"),
         ("--partition=main", r"no option --partition=main; use slurm\.partition=main"),
         ("--constraint=ib", r"\"slurm\.options=\['--constraint=ib'\]\""),
         ("seed=1,2", r"seed: has several values, 1,2; to sweep over them: psrun -m hydra/launcher=submitit_slurm"),
@@ -561,6 +567,23 @@ def test_a_job_that_was_not_sent_leaves_no_folder(answer, fake, tmp_path, submit
 def test_what_belongs_elsewhere_is_named(given, message, submitted):
     with pytest.raises(ConfigError, match=message):
         submitted("--dry-run", given)
+
+
+def test_a_forgotten_engine_is_named():
+    with pytest.raises(ConfigError, match=r"needs an engine, .*: write psrun submit slurm model=dense --dry-run$"):
+        submit.main(["model=dense", "--dry-run"])
+
+
+def test_the_command_for_slurm_has_no_quotes_without_need(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["psrun", "resume='runs/one'", "cluster=slurm"])
+    with pytest.raises(ConfigError, match=r"use psrun submit slurm resume=runs/one$"):
+        allocation.job_of(run_config("cluster=slurm"), {})
+
+
+def test_a_run_that_ended_before_its_chief_recorded_the_cluster_resumes_on_slurm(tmp_path):
+    ended(tmp_path, status="interrupted", exit_code=130)
+    run_folder.record_submission(tmp_path, cluster="slurm", job={"slurm_job": "12"})
+    assert run_state.resume_command(tmp_path) == f"psrun submit slurm resume={tmp_path}"
 
 
 def test_a_run_that_is_resumed_outside_of_slurm_has_its_command(monkeypatch):
@@ -615,6 +638,25 @@ def test_a_job_of_a_sweep_that_slurm_lost_is_gone(sweep, fake):
     assert listed() == "running"
 
 
+def test_the_jobs_of_a_killed_sweep_are_gone_with_those_of_slurm(sweep, fake, capsys):
+    """The command of the sweep was killed, and psrun stop has cancelled its jobs: one runs, one has only a log."""
+    sweep.status, sweep.host = "running", socket.gethostname()
+    sweep.write()
+    (sweep.path / "1" / "logs").mkdir(parents=True)
+    (sweep.path / "1" / "logs" / f"{LOG}.log").write_text("")
+    os.utime(sweep.path / "1", (1e9, 1e9))
+    (found,) = entries.below(Path("runs")).sweeps
+    assert found.row["status"] == "gone"
+    assert found.row["jobs"] == {"gone": 1, "waiting": 1}
+    assert stop.main(["runs/sweep/0"]) == 0
+    assert "gone: its Slurm job has left the queue; there is nothing to stop" in capsys.readouterr().out
+    remove.main(["sweep", "--yes", "--dry-run"])
+    script = sweep.path / ".submitit" / "submission_file_1.sh"
+    fake("squeue", f"echo '12_0|RUNNING|None|N/A|{script}'")
+    (found,) = entries.below(Path("runs")).sweeps
+    assert found.row["jobs"] == {"running": 1, "starting": 1}
+
+
 def test_jobs_that_outlive_the_process_of_their_sweep_are_stopped(sweep, fake, tmp_path):
     script = sweep.path / ".submitit" / "submission_file_1.sh"
     queue = tmp_path / "queue"
@@ -638,6 +680,25 @@ def test_an_interrupted_sweep_cancels_its_waiting_jobs(sweep, fake, tmp_path, mo
         handler._handle(15, None)
     assert (tmp_path / "cancelled").read_text() == "12_1\n"
     assert shown[-1].startswith("Slurm still has jobs of the sweep; to cancel them: scancel 12_0")
+
+
+def test_a_sweep_that_slurm_does_not_take_ends_with_one_line(fake, tmp_path):
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
+    fake("srun", "exit 0")
+    fake("sbatch", "echo 'Unable to contact slurm controller (connect failure)' >&2; exit 1")
+    arguments = [
+        "-m",
+        "hydra/launcher=submitit_slurm",
+        "hydra.sweep.dir=sweep",
+        "cluster=none",
+        "model=dense",
+        "seed=1,2",
+    ]
+    command = [sys.executable, "-m", "psrun", *arguments]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "Slurm did not take the jobs of the sweep: Unable to contact slurm controller" in done.stderr
 
 
 def test_submitit_says_once_that_slurm_keeps_no_accounts(caplog):
