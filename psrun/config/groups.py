@@ -482,7 +482,7 @@ def unquoted(value: str) -> str:
     return value
 
 
-def quoted(folder: Path) -> str:
-    """A folder as a value in Hydra's grammar."""
-    escaped = str(folder).replace("\\", "\\\\").replace("'", "\\'")
+def quoted(value: Path | str) -> str:
+    """A path or a text as a value in Hydra's grammar."""
+    escaped = str(value).replace("\\", "\\\\").replace("'", "\\'")
     return f"'{escaped}'"

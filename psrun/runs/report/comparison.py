@@ -334,7 +334,11 @@ def _unequal_examples(sides: _Sides) -> list[str]:
 
 def _examples_of(runs: Sequence[Run]) -> list[str]:
     """The different numbers of examples of runs, by size."""
-    numbers = {rows.num_examples(run) for run in runs} - {None}
+    numbers = set()
+    for run in runs:
+        number = rows.num_examples(run)
+        if number is not None:
+            numbers.add(number)
     return [f"{number:,}" for number in sorted(numbers)]
 
 
