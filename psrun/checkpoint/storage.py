@@ -37,8 +37,8 @@ _BEST = "best.json"
 _FILE = re.compile(rf"{PREFIX}-(?P<step>\d+)(?P<rest>[._].*)")
 _DATA = re.compile(r"\.data-(?P<index>\d+)-of-(?P<count>\d+)")
 _MANIFEST_SUFFIX = ".manifest.json"
-_LATEST = "latest"
-_BEST_ONE = "best"
+LATEST = "latest"
+BEST_ONE = "best"
 _ALONE_WITHIN_S = 5.0
 _LOOK_EVERY_S = 0.02
 _EMPTY_LOOKS = 15
@@ -264,7 +264,7 @@ class Store:
           CheckpointError: all checkpoints, or the named one, are damaged.
           ConfigError: the checkpoint does not exist.
         """
-        if which != _LATEST:
+        if which != LATEST:
             return self._named(which)
         for step in self._newest_first():
             damage = self.damage(step)
@@ -289,10 +289,13 @@ class Store:
     def _named(self, which: str) -> Manifest:
         steps = self.steps()
         best = self.best()
-        step = best["step"] if best and which == _BEST_ONE else which
+        step = best["step"] if best and which == BEST_ONE else which
         if str(step) not in map(str, steps):
             there = ", ".join(map(str, steps)) or "none"
             message = f"there is no checkpoint '{which}' in {self.folder} (there: {there})"
+            if which == BEST_ONE and not (self.folder / _BEST).exists():
+                keys = "checkpoint.best_metric=... and checkpoint.best_mode=max or min"
+                message = f"{message}: the run compared none; to keep the best, train with {keys}"
             raise ConfigError([Problem("restore", message)])
         damage = self.damage(int(step))
         if damage:

@@ -55,8 +55,9 @@ _LINES = {
     "recovery": ("recovered", "green", " from the loss of {task} after {seconds:.1f} s, {steps_lost} steps lost"),
     "warning": ("warning:", "yellow", " {message}"),
     "export": ("", "", "exported step {step} to {path}"),
-    "profile": ("", "", "profiled steps {first} to {last} of {count} tasks: {path}"),
     "predictions": ("", "", "{count} predictions of step {step} in {path}"),
+    "other_best": ("", "", "{text}"),
+    "profile": ("", "", "profiled steps {first} to {last} of {count} tasks: {path}"),
 }
 _FOLDED_FROM = 5  # equal rows of tasks
 _OF_METRICS = "(variables of metrics)"

@@ -24,7 +24,7 @@ from rich.text import Text
 
 from psrun import parts
 from psrun.checkpoint import storage, trained_model
-from psrun.checkpoint.storage import Manifest, Store
+from psrun.checkpoint.storage import BEST_ONE, LATEST, Manifest, Store
 from psrun.cluster import strategy
 from psrun.config.run_config import RunConfig
 from psrun.config.schema import did_you_mean
@@ -513,6 +513,9 @@ def run_predict(run_config: RunConfig, context: TaskContext) -> None:
         path = _path(run_config, saved.folder, saved.checkpoint.step)
         count = _write(path, run_config, program.source, program.network, rows, batches, saved.chief)
         _report(saved.chief.reporter, saved.checkpoint.step, path, count, rows.problems)
+        best = _best_instead(run_config, saved.folder, saved.checkpoint.step)
+        if best is not None:
+            saved.chief.reporter.emit("other_best", step=saved.checkpoint.step, text=best)
 
 
 def _run_here(run_config: RunConfig, context: TaskContext) -> None:
@@ -525,6 +528,9 @@ def _run_here(run_config: RunConfig, context: TaskContext) -> None:
         path = _path(run_config, folder, step)
         count = _write(path, run_config, source, loaded.model.network, rows, _here(run_config, loaded), chief)
         _report(chief.reporter, step, path, count, rows.problems)
+        best = _best_instead(run_config, folder, step)
+        if best is not None:
+            chief.reporter.emit("other_best", step=step, text=best)
 
 
 def _path(run_config: RunConfig, folder: RunFolder, step: int) -> Path:
@@ -589,6 +595,14 @@ def _probability_columns(source: DataSource, class_names: Sequence[str] | None) 
         label = next(iter(by_label), LABEL)
         columns[PREDICTION] = f"{label}={class_names[1]}"
     return columns
+
+
+def _best_instead(run_config: RunConfig, folder: RunFolder, step: int) -> str | None:
+    """How to get the best checkpoint, if the newest one was taken, which is another one; else None."""
+    best = Store(folder.checkpoints).best()
+    if run_config.restore != LATEST or best is None or best["step"] == step:
+        return None
+    return f"the best by {best['metric']} is step {best['step']}: restore={BEST_ONE}"
 
 
 def _report(reporter: Reporter, step: int, path: Path, num_rows: int, problems: Mapping[int, str]) -> None:
@@ -691,3 +705,6 @@ def run_export(run_config: RunConfig, folder: RunFolder, console: Console) -> No
     loaded = trained_model.load(run_config, source, Store(folder.checkpoints), warn)
     path = trained_model.export(loaded, folder.path / "export", warn)
     print_folded(console, Text(f"exported step {loaded.checkpoint.step} to {shown(str(path))}"))
+    best = _best_instead(run_config, folder, loaded.checkpoint.step)
+    if best is not None:
+        print_folded(console, Text(best))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from bounds import BOUND_S
 from outcomes import rows, served
 from support import MODELS, REPOSITORY, SMALL, STEPS, run_config
 
+from psrun.checkpoint.storage import Store
 from psrun.data import loading
 from psrun.errors import ExportError
 from psrun.program import objective
@@ -108,6 +110,19 @@ def test_tensorflows_own_tool_runs_an_export(trained, tmp_path):
     assert done.returncode == 0, done.stderr
     avenger, none = np.load(tmp_path / "prediction.npy")[:, 0]
     assert avenger > none
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("mode", ["export", "predict"])
+def test_the_best_checkpoint_is_named_where_the_newest_one_is_another(trained, tmp_path, mode):
+    shutil.copytree(trained, tmp_path / "run")
+    assert Store(tmp_path / "run" / "checkpoints").compare(20, "val_loss", -1.0, mode="min")
+    newest = command(tmp_path, f"mode={mode}", "resume=run")
+    assert newest.returncode == 0, newest.stderr
+    assert newest.stdout.splitlines()[-1] == "the best by val_loss is step 20: restore=best"
+    best = command(tmp_path, f"mode={mode}", "resume=run", "restore=best")
+    assert best.returncode == 0, best.stderr
+    assert "the best by" not in best.stdout
 
 
 @pytest.mark.thorough
