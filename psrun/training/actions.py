@@ -181,7 +181,7 @@ class Reports:
         run = self._run
         metrics = run.epoch.metrics
         seconds, rate = run.clock.epoch_ends(context.step, run.monitor)
-        run.monitor.show({name: value for name, value in context.metrics.items() if name != "loss"})
+        run.monitor.note_epoch(dict(context.metrics))  # to which the evaluation adds its own
         run.measure_step_time()
         run.reporter.emit(
             "epoch",
@@ -333,7 +333,7 @@ class Evaluations:
             if text not in self._warned:
                 self._warned.add(text)
                 run.warn(text, step=evaluation.step)
-        run.monitor.show({**run.monitor.metrics, **evaluation.values})
+        run.monitor.note_evaluation(evaluation.values)
         run.epoch.take_evaluation(evaluation.values)
 
 

@@ -37,10 +37,12 @@ class HookContext:
     Attributes:
       step: steps applied so far; while steps run, read twice a second.
       epoch: the running epoch, from 1; at the end of an epoch, the one that has ended.
-      metrics: of the last epoch and evaluation (as `val_*`); while steps run, `loss` is the loss of the running epoch.
+      metrics: of the last complete epoch and of the last evaluation (as `val_*`); at the end of an epoch, its own.
       run_folder: the folder of the run.
       program: its `network` and `optimizer` may be read. While steps run, the values include the updates of some steps
         and not of others, and two reads may differ.
+      running_loss: while steps run, the mean loss of the running epoch, read twice a second; None if it is not known,
+        and at the end of an epoch.
     """
 
     step: int
@@ -48,6 +50,7 @@ class HookContext:
     metrics: Mapping[str, float]
     run_folder: Path
     program: Program
+    running_loss: float | None = None
 
 
 class Action(Protocol):
@@ -117,11 +120,14 @@ class Hooks:
     def _called_during(self, hook: choices.Hook, function: Action, program: Program, monitor: ProgressMonitor) -> bool:
         """Calls a hook while steps run; returns whether it succeeded."""
         try:
-            metrics = dict(monitor.metrics)
-            progress = monitor.progress
-            if progress is not None and progress.loss is not None:
-                metrics["loss"] = progress.loss
-            context = HookContext(monitor.last_step, monitor.epoch, metrics, self._folder.path, program)
+            context = HookContext(
+                step=monitor.last_step,
+                epoch=monitor.epoch,
+                metrics=monitor.metrics,
+                run_folder=self._folder.path,
+                program=program,
+                running_loss=monitor.running_loss,
+            )
             _call(hook, function, context)
         except Exception as error:
             self._error = self._error or error

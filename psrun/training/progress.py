@@ -61,7 +61,6 @@ class ProgressMonitor(Pulse):
       first_step_count: number of steps applied by then.
       planned: total number of steps to do.
       epoch: the running epoch, from 1; 0 before the first.
-      metrics: of the last epoch and evaluation, for display.
       non_finite_loss: the loss, once it was NaN or infinite; None before.
     """
 
@@ -82,7 +81,9 @@ class ProgressMonitor(Pulse):
         self.first_step_count = 0
         self._first = first_step
         self.last_step = first_step
-        self.metrics: Mapping[str, float] = {}
+        self._of_epoch: Mapping[str, float] = {}
+        self._of_evaluation: Mapping[str, float] = {}
+        self._displayed: Mapping[str, float] = {}
         self.non_finite_loss: float | None = None
 
     def start(self) -> None:
@@ -113,9 +114,29 @@ class ProgressMonitor(Pulse):
         self._note_step(step, time.monotonic())
         self.state = "joined"
 
-    def show(self, metrics: Mapping[str, float]) -> None:
-        """Displays `metrics` beside the progress from now on."""
-        self.metrics = metrics
+    def note_epoch(self, metrics: Mapping[str, float]) -> None:
+        """Call with the metrics of an epoch that is over."""
+        self._of_epoch = metrics
+        # Beside the loss of the running epoch, the loss of this one would be read as its value.
+        self._displayed = {name: value for name, value in metrics.items() if name != "loss"}
+
+    def note_evaluation(self, metrics: Mapping[str, float]) -> None:
+        """Call with the metrics of an evaluation, as `val_*`."""
+        self._of_evaluation = metrics
+        self._displayed = {**self._displayed, **metrics}
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Of the last complete epoch and of the last evaluation."""
+        return {**self._of_epoch, **self._of_evaluation}
+
+    @property
+    def running_loss(self) -> float | None:
+        """The mean loss of the running epoch at the last report; None between epochs and before the first report."""
+        progress = self.progress
+        if progress is None or progress.epoch != self.epoch or not self._training.is_set():
+            return None
+        return progress.loss
 
     def _watch(self) -> None:
         while True:
@@ -162,7 +183,7 @@ class ProgressMonitor(Pulse):
             rate,
             examples,
             loss,
-            self.metrics,
+            self._displayed,
             has_begun=step > self._first,
         )
         self._reporter.progress(self.progress)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from psrun.results.run_folder import RunFolder
 from psrun.training import progress
+from psrun.training.hooks import HookContext, Hooks
 from psrun.training.progress import Clock, running_mean
 
 pytestmark = pytest.mark.tensorflow
@@ -102,3 +105,41 @@ def test_a_resumed_training_has_not_begun_until_it_has_applied_a_step() -> None:
     for step in (200, 201):
         monitor._report(step, None)
     assert shown == [False, True]
+
+
+def test_metrics_are_of_the_last_complete_epoch_and_the_last_evaluation() -> None:
+    shown: list[progress.Progress] = []
+    trainer = SimpleNamespace(num_epochs=5)
+    program = SimpleNamespace(config=SimpleNamespace(trainer=trainer), examples_per_step=8, own_step=None)
+    monitor = progress.ProgressMonitor(program, SimpleNamespace(progress=shown.append), first_step=0, planned=500)
+    monitor.epoch_begins(1)
+    assert (monitor.metrics, monitor.running_loss) == ({}, None)
+    monitor._report(60, 0.7)
+    assert (monitor.metrics, monitor.running_loss) == ({}, 0.7)
+    monitor.epoch_ends(100)
+    monitor.note_epoch({"loss": 0.6, "auc": 0.8})
+    assert monitor.running_loss is None  # of an epoch that is over
+    monitor.note_evaluation({"val_auc": 0.7})
+    first = {"loss": 0.6, "auc": 0.8, "val_auc": 0.7}
+    monitor.epoch_begins(2)
+    assert (monitor.metrics, monitor.running_loss) == (first, None)  # and not the loss of the first epoch
+    monitor._report(172, 0.5)
+    assert (monitor.metrics, monitor.running_loss) == (first, 0.5)
+    assert shown[-1].metrics == {"auc": 0.8, "val_auc": 0.7}
+    monitor.epoch_ends(200)
+    monitor.note_epoch({"loss": 0.4, "auc": 0.9})
+    assert monitor.metrics == {"loss": 0.4, "auc": 0.9, "val_auc": 0.7}  # until the next evaluation
+    monitor.epoch_begins(3)
+    monitor._report(210, 0.3)
+    assert shown[-1].metrics == {"auc": 0.9}  # it was not evaluated
+
+
+def test_a_hook_that_is_called_while_steps_run_has_the_metrics_of_the_monitor(tmp_path: Path) -> None:
+    calls: list[HookContext] = []
+    monitor = SimpleNamespace(last_step=172, epoch=2, metrics={"loss": 0.6, "auc": 0.8}, running_loss=0.5)
+    hook = SimpleNamespace(target=SimpleNamespace(key="trainer.hooks[0]", name="mine"))
+    run = SimpleNamespace(trainer=SimpleNamespace(hooks=[]))
+    hooks = Hooks(run, RunFolder(tmp_path), SimpleNamespace())
+    assert hooks._called_during(hook, lambda context: calls.append(context), SimpleNamespace(), monitor)
+    assert (calls[0].step, calls[0].epoch) == (172, 2)
+    assert (calls[0].metrics, calls[0].running_loss) == ({"loss": 0.6, "auc": 0.8}, 0.5)
