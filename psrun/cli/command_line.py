@@ -516,7 +516,7 @@ def _job(own: DictConfig, subdir: str | None, started_s: float) -> ExitCode:
 def _restoring_hydra(folder: RunFolder) -> Callable[[], None] | None:
     """A function that restores the files of Hydra of the run in the folder; None without a run that keeps them."""
     try:
-        return folder.snapshot(HYDRA) if folder.has_run and not folder.was_refused else None
+        return folder.snapshot(HYDRA) if folder.has_run and not folder.makes_room else None
     except OSError:  # what cannot be read cannot be replaced either, which says so
         return None
 

@@ -351,6 +351,19 @@ class ConsistencyChoice(Choice):
         """What of a configuration to train the mode does not support."""
         return []
 
+    def never_waits(self, trainer: _Steps) -> str | None:
+        """The warning that the bound is too high for any worker to wait; None if that is not certain.
+
+        Args:
+          trainer: with the number of steps per epoch.
+        """
+        return None
+
+    @property
+    def counts_executions(self) -> bool:
+        """Whether the mode bounds the number of executions between workers."""
+        return self.max_delay is not None or self.staleness is not None
+
     @property
     def facts(self) -> dict[str, Any]:
         """The mode and its options, as in run.json."""
@@ -379,6 +392,16 @@ class Asynchronous(ConsistencyChoice):
 class BoundedDelay(ConsistencyChoice):
     kind: str
     max_delay: int = at_least(0)
+
+    def never_waits(self, trainer: _Steps) -> str | None:
+        if trainer.steps_per_execution == AUTO or not trainer.has_fixed_epochs:
+            return None
+        packed = trainer.num_steps_packed
+        rounds = math.ceil(trainer.num_steps / packed)
+        if self.max_delay < rounds:
+            return None
+        found = f"consistency.max_delay: is {self.max_delay}, but an epoch has only {rounds} rounds (trainer.steps_per_execution={packed})"
+        return f"{found}, so no worker ever waits; lower it"
 
 
 @dataclass(frozen=True)

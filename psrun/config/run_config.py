@@ -300,6 +300,11 @@ class RunConfig:
         return f"{title}, {mode.title}" if mode.needs_parameter_servers or mode.one_process else title
 
     @property
+    def counts_default_executions(self) -> bool:
+        """Whether the consistency mode bounds executions, whose number of steps is not configured."""
+        return self.consistency.counts_executions and self.trainer.steps_per_execution is None
+
+    @property
     def notes(self) -> list[str]:
         """Warnings about the configuration, to show before the run starts."""
         if not self.partitioner.splits or self.cluster.has_parameter_servers:

@@ -44,7 +44,7 @@ _PAUSE = "pause-after"
 HYDRA = (".hydra/config.yaml", ".hydra/hydra.yaml", ".hydra/overrides.yaml")  # the composed configuration, its sources
 NOTES = "notes.json"
 SUBMITTED = "submitted.json"
-_LOGS = ("supervisor", "planner", "fork-server")  # beside those of tasks
+_LOGS = ("supervisor", "planner", "fork-server", "console")  # beside those of tasks
 PENDING, NOT_RUN = "pending", "not run"  # the status of a run that has not begun, and of one that never will
 
 
@@ -76,12 +76,12 @@ class RunFolder(Journal):
 
     @classmethod
     def create(cls, path: Path, *, raw: Mapping[str, Any]) -> RunFolder:
-        """Prepares the folder for a new run, which replaces a run that was refused (`was_refused`). Lock it before.
+        """Prepares the folder for a new run, which replaces a refused run or a plan (`makes_room`). Lock it before.
 
         Raises:
           ConfigError: it holds another run, or nothing can be written there.
         """
-        if cls(path).was_refused:
+        if cls(path).makes_room:
             cls(path)._remove_record()
         if cls(path).has_run:
             shown = run_argument(files.from_here(path))
@@ -171,16 +171,44 @@ class RunFolder(Journal):
         return (self.path / RESULT).exists() or bool(rebuilt(self.path))
 
     @property
+    def makes_room(self) -> bool:
+        """Whether a new run replaces what is in the folder: a refused run or a plan, of which no step was trained."""
+        return self.was_refused or self.holds_plan
+
+    @property
     def was_refused(self) -> bool:
         """Whether the run in the folder ended before its first step because of its configuration."""
         result, _ = files.load_mapping(self.path / RESULT)
         if result.get("status") != "failed" or result.get("exit_code") != ExitCode.USAGE:
             return False
-        has_trained = files.as_mapping(result.get("steps")).get("applied")
-        return not has_trained and not self.has_results
+        return not self._has_trained(result)
+
+    @property
+    def holds_plan(self) -> bool:
+        """Whether the folder holds a plan that is over, and no run."""
+        result, _ = files.load_mapping(self.path / RESULT)
+        if result.get("mode") != "plan" or result.get("status") not in OVER:
+            return False
+        return not self._has_trained(result)
+
+    def _has_trained(self, result: Mapping[str, Any]) -> bool:
+        steps = files.as_mapping(result.get("steps"))
+        return bool(steps.get("applied")) or self.has_results
+
+    def remove_plan(self) -> None:
+        """Removes the plan in the folder; files of others stay. Lock it before. Raises ConfigError."""
+        self._remove_record()
+        try:
+            for name in (CONFIG, *HYDRA):
+                (self.path / name).unlink(missing_ok=True)
+        except OSError as error:
+            raise cannot_be_made(self.path, error) from error
+        for folder in (self.path / ".hydra", self.path / "tensorboard", self.path / "logs", self.path):
+            with contextlib.suppress(OSError):  # it is not empty, or there is none
+                folder.rmdir()
 
     def _remove_record(self) -> None:
-        """Removes what a refused run has recorded. The next run replaces the rest; files of others stay."""
+        """Removes what a refused run or a plan has recorded. The next run replaces the rest; files of others stay."""
         written = [self.path / name for name in (METRICS, NOTES, END_EARLY, _PAUSE)]
         for log in (self.path / "logs").glob("*.log"):
             if log.stem in _LOGS or Task.named(log.stem):

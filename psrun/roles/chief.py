@@ -120,14 +120,20 @@ def _prepare(run_config: RunConfig, context: TaskContext, stop: Stop) -> None:
 def _planned(run_config: RunConfig, source: DataSource, reporter: Reporter, folder: RunFolder) -> RunConfig:
     """The run with all numbers that follow from the data; config.yaml gets them, so that a resumed run keeps them."""
     planned = loading.planned(run_config, source, reporter.warn)
+    numbers: dict[str, Any] = {}
     if planned.raw != run_config.raw and folder.root is folder:
         write_config(folder.path, planned.raw)
         values: dict[str, Any] = flat(planned.raw)
-        numbers = {key: values[key] for key in FROM_DATA}
+        numbers |= {key: values[key] for key in FROM_DATA}
         if planned.learning_rate_falls:
             rate = planned.optimizer.options.get("learning_rate")
             numbers["optimizer.learning_rate"] = f"{rate:g}, falling to 0 over the epochs"
+    if planned.counts_default_executions and folder.root is folder:
+        numbers["trainer.steps_per_execution"] = planned.trainer.num_steps_packed
+    if numbers:
         reporter.emit("planned", **numbers)
+    if warning := planned.consistency.never_waits(planned.trainer):
+        reporter.warn(warning)
     if run_config.optimizer.options.get("learning_rate") == AUTO and folder.root is folder:
         # config.yaml keeps `auto`: the rate falls over all epochs, also over those of a resumed run.
         rate = planned.optimizer.options["learning_rate"]

@@ -81,6 +81,8 @@ def run(run_config: RunConfig, folder: RunFolder, console: Console) -> None:
     for text in remarks.warnings:
         warner(console)(text)
     run_config = loading.planned(run_config, source, warner(console))
+    if warning := run_config.consistency.never_waits(run_config.trainer):
+        warner(console)(warning)
     plan = make(run_config, source)
     if run_config.resume is None:
         folder.emit(
@@ -291,6 +293,8 @@ def _show(plan: Plan, run_config: RunConfig, num_train_examples: int | None, con
     if num_train_examples is not None:
         text += f", {num_examples / num_train_examples:.2f} times the training data"
     lines(text)
+    if run_config.counts_default_executions:
+        lines(f"A round of the consistency mode has trainer.steps_per_execution={trainer.num_steps_packed} steps")
 
 
 def _tasks_table(plan: Plan, run_config: RunConfig) -> Table:

@@ -183,7 +183,7 @@ def _folder(submission: Submission) -> tuple[Path, list[str]]:
     else:
         model = submission.run.model.name.rpartition(".")[2]
         folder = submission.folder / "runs" / f"{time.strftime('%Y-%m-%d_%H-%M-%S')}-{model}-{secrets.token_hex(2)}"
-    if RunFolder(folder).has_run and not RunFolder(folder).was_refused:
+    if RunFolder(folder).has_run and not RunFolder(folder).makes_room:
         raise ConfigError([Problem(_FOLDER, f"{folder} holds a run already; choose another folder")])
     others = [each for each in arguments if key_of(each) != _FOLDER]
     return folder, [*others, f"{_FOLDER}={quoted(folder)}"]

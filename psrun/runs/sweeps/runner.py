@@ -37,6 +37,7 @@ _WITHIN_S = 40.0  # a run saves and exits within 25 s, and the remaining tasks o
 _KILLED_WITHIN_S = 3.0
 _SAYS_AFTER_S = 3.0
 _LOOKS_EVERY_S = 0.1
+_TO_TRAIN = "to train them, repeat the command of the sweep with train instead of plan"
 _SEED = "seed"
 _OF_THE_SWEEP = ("sweep.", "hydra", "run.name")  # prefixes of keys that only jobs of a sweep have
 
@@ -149,6 +150,9 @@ class SweepRunner:
             return False
         if not all(job.status == PRUNED or before.is_done(before.folder(job)) for job in before.jobs.values()):
             return False
+        if before.holds_plans:
+            self._print(f"the jobs of the sweep in {before.path} are planned, not trained; {_TO_TRAIN}")
+            return True
         SweepMonitor(before, self._console).result()
         self._print(f"all jobs of the sweep in {before.path} are done; nothing to do")
         return True

@@ -148,7 +148,8 @@ class Sweep:
         """Locks the folder for this process, until the process ends.
 
         Args:
-          again: whether to resume the sweep in the folder; otherwise the folder must hold none.
+          again: whether to resume the sweep in the folder; otherwise the folder must hold none, or only plans, which
+            are removed.
 
         Raises:
           ConfigError: another process has locked it, it holds a sweep already, or it cannot be written.
@@ -162,7 +163,7 @@ class Sweep:
                     raise ConfigError([in_use(self.path, resumes=True)])
                 message = f"{self.path} is in use by a running sweep; choose another folder"
                 raise ConfigError([Problem("hydra.sweep.dir", message)])
-            if not again and (self.path / RECORD).exists():
+            if not again and (self.path / RECORD).exists() and not self._removed_plans():
                 resume = run_state.resume_command(self.path)
                 message = f"{self.path} holds a sweep already; choose another folder, or continue it: {resume}"
                 raise ConfigError([Problem("hydra.sweep.dir", message)])
@@ -177,6 +178,46 @@ class Sweep:
         self.started_s = time.time()
         self.status = "running"
         self.write()
+
+    def _removed_plans(self) -> bool:
+        """Removes the sweep in the folder if it has only planned its jobs; returns whether it has.
+
+        Raises:
+          ConfigError: another process has locked the folder of a job, or it cannot be written.
+        """
+        record, _ = files.load_mapping(self.path / RECORD)
+        before = Sweep.from_record(self.path, record)
+        if not before.holds_plans:
+            return False
+        for job in before.jobs.values():
+            before._remove_plan(job)
+        (self.path / RECORD).unlink()
+        return True
+
+    def _remove_plan(self, job: Job) -> None:
+        """Removes the plan of a job, unless another process trains it meanwhile. Raises ConfigError."""
+        folder = self.folder(job)
+        descriptor = None
+        with contextlib.suppress(OSError):  # a file system without locks
+            descriptor = files.lock(folder)
+            if descriptor is None:
+                raise ConfigError([in_use(folder, resumes=False)])
+        try:
+            run = RunFolder(folder)
+            if not run.holds_plan:
+                message = f"{folder} holds a run now; choose another folder"
+                raise ConfigError([Problem("hydra.sweep.dir", message)])
+            run.remove_plan()
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
+
+    @property
+    def holds_plans(self) -> bool:
+        """Whether its jobs were only planned. A search may hold results beside its jobs."""
+        if self.search is not None or not self.jobs:
+            return False
+        return all(RunFolder(self.folder(job)).holds_plan for job in self.jobs.values())
 
     def record(self) -> dict[str, Any]:
         """The content of sweep.json."""

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from outcomes import check_equal
-from support import REPOSITORY, TABLED, variables
+from support import REPOSITORY, TABLED, run_config, variables
 
 from psrun.checkpoint.storage import Store
 from psrun.closures.delays import wait
@@ -19,6 +19,8 @@ from psrun.closures.input_streams import DealtInput, NextBatches
 from psrun.closures.scheduling import AsynchronousClosures
 from psrun.cluster import strategy
 from psrun.config import choices
+from psrun.results.run_folder import RunFolder
+from psrun.roles import chief
 
 pytestmark = pytest.mark.inprocess
 
@@ -210,3 +212,16 @@ def test_a_consistency_mode_from_outside_the_package_trains(train, project, mode
     for name, value in variables(expected).items():
         if np.size(value) > 1:
             np.testing.assert_allclose(held[name], value, rtol=1e-5, atol=1e-7, err_msg=name)
+
+
+def test_a_run_shows_the_steps_of_a_round_and_a_bound_that_no_worker_meets(tmp_path):
+    run = run_config("cluster=inprocess", "consistency=bounded_delay", "consistency.max_delay=9",
+                     "data.global_batch_size=8", "trainer.epochs=1", "trainer.steps_per_epoch=42")  # fmt: skip
+    told = []
+    reporter = SimpleNamespace(
+        warn=lambda text: told.append(text), emit=lambda kind, **data: told.append({kind: data})
+    )
+    chief._planned(run, SimpleNamespace(), reporter, RunFolder.create(tmp_path / "run", raw=run.raw))
+    assert told[0] == {"planned": {"trainer.steps_per_execution": 10}}
+    assert told[1].startswith("consistency.max_delay: is 9, but an epoch has only 5 rounds")
+    assert len(told) == 2

@@ -25,6 +25,7 @@ from support import run_config
 from psrun import files
 from psrun.config.composition import Composer
 from psrun.errors import ConfigError, SweepError
+from psrun.results.run_folder import RunFolder
 from psrun.runs.sweeps import hydra_sweeps, jobs, runner
 from psrun.runs.sweeps.sweep import END, KILL, TERMINATE, Job, Sweep, distinguishing
 from psrun.runs.sweeps.sweep_state import SweepReader
@@ -145,6 +146,58 @@ def test_a_folder_has_one_sweep(tmp_path):
         Sweep(over, ["-m"]).begin(again=False)
     with pytest.raises(ConfigError, match=r"hydra.sweep.dir: .* cannot be created or written to: Not a directory"):
         Sweep(over / "sweep.json" / "sweep", ["-m"]).begin(again=False)
+
+
+def planned_sweep(path: Path, *statuses: str) -> Sweep:
+    """A sweep in which a job has a plan with each of these statuses."""
+    jobs_of_it = [Job(number, [f"seed={number}"], str(number), status=status) for number, status in enumerate(statuses)]
+    sweep = Sweep(path, ["-m"], status="completed", jobs=planned(*jobs_of_it))
+    for job in jobs_of_it:
+        folder = RunFolder.create(sweep.folder(job), raw={})
+        folder.emit("begun", mode="plan", started_s=0.0, overrides=job.overrides)
+        folder.emit("ended", status=job.status, exit_code=0, wall_s=1.0)
+    sweep.write()
+    return sweep
+
+
+def test_a_sweep_replaces_plans(tmp_path):
+    before = planned_sweep(tmp_path / "sweep", "completed", "failed")
+    (before.path / "notes.txt").touch()
+    (before.path / "1" / "notes.txt").touch()
+    sweep = Sweep(before.path, ["-m", "seed=7"])
+    sweep.begin(again=False)
+    assert Sweep.read(sweep.path).arguments == ["-m", "seed=7"]
+    files_left = {path.relative_to(sweep.path).as_posix() for path in sweep.path.rglob("*") if path.is_file()}
+    assert files_left == {"sweep.json", "notes.txt", "1/notes.txt"}
+
+
+def test_a_sweep_replaces_no_job_that_was_trained(tmp_path):
+    before = planned_sweep(tmp_path / "sweep", "completed", "completed")
+    RunFolder(before.path / "1").emit("begun", mode="train", started_s=0.0, overrides=[])
+    with pytest.raises(ConfigError, match="holds a sweep already"):
+        Sweep(before.path, ["-m"]).begin(again=False)
+    assert RunFolder(before.path / "0").holds_plan
+    assert not before.holds_plans
+
+
+def test_a_sweep_replaces_no_plan_whose_folder_another_process_has_locked(tmp_path):
+    before = planned_sweep(tmp_path / "sweep", "completed")
+    descriptor = files.lock(before.path / "0")
+    assert descriptor is not None
+    try:
+        with pytest.raises(ConfigError, match="in use"):
+            Sweep(before.path, ["-m"]).begin(again=False)
+    finally:
+        os.close(descriptor)
+    assert before.holds_plans
+
+
+def test_a_resumed_sweep_of_plans_says_that_nothing_was_trained(tmp_path, capsys):
+    before = planned_sweep(tmp_path / "sweep", "completed")
+    assert runner.SweepRunner([], before).has_nothing_to_do()
+    said = " ".join(capsys.readouterr().out.split())
+    assert "are planned, not trained; to train them, repeat the command of the sweep with train" in said
+    assert "nothing to do" not in said
 
 
 def test_a_sweep_is_read_as_it_was_written(tmp_path):

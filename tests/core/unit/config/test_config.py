@@ -91,6 +91,42 @@ def test_predictions_are_not_written_to_an_object_store():
     assert keys_of_problems(plain_config(*run)) == {"predict.path"}
 
 
+BOUNDED = ("consistency=bounded_delay", "trainer.steps_per_epoch=95")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "never_waits"),
+    [
+        ((*BOUNDED, "consistency.max_delay=9"), None),
+        ((*BOUNDED, "consistency.max_delay=10"), "an epoch has only 10 rounds (trainer.steps_per_execution=10)"),
+        ((*BOUNDED, "consistency.max_delay=94", "trainer.steps_per_execution=1"), None),
+        ((*BOUNDED, "consistency.max_delay=95", "trainer.steps_per_execution=1"), "only 95 rounds (trainer.steps_per_execution=1)"),
+        ((*BOUNDED, "consistency.max_delay=95", "trainer.steps_per_execution=auto"), None),  # known later
+        (("consistency=ssp", "consistency.staleness=95"), None),  # workers count rounds over all epochs
+        ((), None),
+    ],
+)
+def test_a_bound_that_no_worker_ever_meets_is_known_where_it_is_certain(overrides, never_waits):
+    run = loaded("cluster=inprocess", *overrides)
+    warning = run.consistency.never_waits(run.trainer)
+    assert (warning is None) if never_waits is None else never_waits in str(warning)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "is_shown"),
+    [
+        (("consistency=bounded_delay",), True),
+        (("consistency=ssp",), True),
+        (("consistency=ssp", "trainer.steps_per_execution=4"), False),
+        (("consistency=ssp", "trainer.steps_per_execution=auto"), False),
+        (("consistency=async",), False),
+        (("consistency=sync",), False),
+    ],
+)
+def test_the_steps_of_a_round_are_shown_if_they_are_not_configured(overrides, is_shown):
+    assert loaded("cluster=inprocess", *overrides).counts_default_executions is is_shown
+
+
 @pytest.mark.parametrize("packed", ["null", "auto", "1"])
 def test_synchronous_steps_are_executed_one_by_one(packed):
     run = loaded("consistency=sync", f"trainer.steps_per_execution={packed}")

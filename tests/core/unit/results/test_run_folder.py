@@ -8,6 +8,7 @@ import json
 import os
 import re
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -229,6 +230,51 @@ def test_every_other_run_keeps_its_folder(tmp_path, kind, data):
     (tmp_path / "checkpoints").mkdir()
     assert not folder.was_refused
     assert folder.stored() == before
+
+
+def plan(path: Path, *, status: str = "completed") -> RunFolder:
+    folder = RunFolder.create(path, raw={"seed": 1})
+    folder.emit("begun", mode="plan", started_s=0.0, overrides=[])
+    folder.emit("ended", status=status, exit_code=0, wall_s=1.0)
+    return folder
+
+
+def test_a_plan_makes_room_for_a_run(tmp_path):
+    folder = plan(tmp_path / "run")
+    (folder.path / "notes.txt").write_text("of the user")
+    assert folder.holds_plan
+    again = RunFolder.create(folder.path, raw={"seed": 2})
+    assert not again.has_run
+    assert (folder.path / "notes.txt").exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "data"),
+    [
+        ("begun", {"mode": "train", "started_s": 0.0, "overrides": []}),  # it was resumed
+        ("begun", {"mode": "plan", "started_s": 0.0, "overrides": []}),  # it is being planned again
+        ("trained", {"steps": {"applied": 3}, "time_to_first_step_s": 1.0}),
+        ("epoch", {"metrics": {"loss": 1.0}}),
+    ],
+)
+def test_what_is_more_than_a_plan_keeps_its_folder(tmp_path, kind, data):
+    folder = plan(tmp_path)
+    folder.emit(kind, wall_s=1.0, **data)
+    assert not folder.holds_plan
+    with pytest.raises(ConfigError, match="holds a run already"):
+        RunFolder.create(tmp_path, raw={})
+
+
+def test_a_plan_is_removed_and_files_of_others_stay(tmp_path):
+    folder = plan(tmp_path / "run")
+    (folder.path / ".hydra").mkdir()
+    (folder.path / ".hydra" / "config.yaml").touch()
+    (folder.path / "notes.txt").touch()
+    folder.remove_plan()
+    assert [path.name for path in folder.path.iterdir()] == ["notes.txt"]
+    other = plan(tmp_path / "other")
+    other.remove_plan()
+    assert not other.path.exists()
 
 
 def test_a_signal_handler_records_the_end_while_the_interrupted_thread_writes(tmp_path, monkeypatch):
