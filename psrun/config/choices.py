@@ -400,8 +400,8 @@ class BoundedDelay(ConsistencyChoice):
         rounds = math.ceil(trainer.num_steps / packed)
         if self.max_delay < rounds:
             return None
-        found = f"consistency.max_delay: is {self.max_delay}, but an epoch has only {rounds} rounds (trainer.steps_per_execution={packed})"
-        return f"{found}, so no worker ever waits; lower it"
+        found = f"consistency.max_delay: is {self.max_delay}, but an epoch has only {rounds} rounds"
+        return f"{found} (trainer.steps_per_execution={packed}), so no worker ever waits; lower it"
 
 
 @dataclass(frozen=True)

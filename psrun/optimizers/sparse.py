@@ -13,6 +13,8 @@ from __future__ import annotations
 import abc
 import contextlib
 import functools
+import inspect
+import traceback
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -20,6 +22,7 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
+from psrun.errors import ConfigError, Problem
 from psrun.layers.collection import TableOffsets, table_offsets
 from psrun.layers.lookup import are_distinct, assertion
 from psrun.tf_internals import keras as internals
@@ -61,11 +64,26 @@ class LateGradients(tf_keras.optimizers.Optimizer):
         if self.staleness is None:
             return rate
         with tf.device(self.staleness.device):
-            return self.late_rate(rate, tf.cast(tf.reshape(self.staleness, []), rate.dtype))
+            staleness = tf.cast(tf.reshape(self.staleness, []), rate.dtype)
+            try:
+                return self.late_rate(rate, staleness)
+            except Exception as error:  # AutoGraph would put the stack of the whole step before the reason
+                failed = f"late_rate of {type(self).__name__} failed: {type(error).__name__}: {error}"
+                message = f"{failed} ({self._line_of_rule(error)})"
+                raise ConfigError([Problem("optimizer.staleness_aware", message)]) from error
 
     @learning_rate.setter
     def learning_rate(self, rate: Any) -> None:
         tf_keras.optimizers.Optimizer.learning_rate.fset(self, rate)
+
+    def _line_of_rule(self, error: Exception) -> str:
+        """The file and the line of `late_rate` that raised the error, else of its first line."""
+        code = inspect.unwrap(type(self).late_rate).__code__
+        lines = [code.co_firstlineno]
+        for frame in traceback.extract_tb(error.__traceback__):
+            if frame.filename == code.co_filename and frame.name == code.co_name and frame.lineno is not None:
+                lines.append(frame.lineno)
+        return f"{code.co_filename}, line {lines[-1]}"
 
     def late_rate(self, rate: tf.Tensor, staleness: tf.Tensor) -> tf.Tensor:
         """The learning rate of an update with `staleness_aware`. Override it for another rule.
@@ -81,6 +99,16 @@ class LateGradients(tf_keras.optimizers.Optimizer):
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), **{name: getattr(self, name) for name in LATE_GRADIENTS_OPTIONS}}
+
+
+def unused_rule(optimizer: Any) -> str | None:
+    """The warning that a rule of the user's own for stale updates is never called; None if there is none, or it is."""
+    inner = unscaled(optimizer)
+    if not isinstance(inner, LateGradients) or inner.staleness_aware:
+        return None
+    if type(inner).late_rate is LateGradients.late_rate:
+        return None
+    return f"late_rate of {type(inner).__name__} is never called; set optimizer.staleness_aware=true"
 
 
 def is_staleness_aware(optimizer: Any) -> bool:

@@ -25,6 +25,7 @@ from psrun.config.run_config import RunConfig
 from psrun.data.source import DataSource, task_of
 from psrun.errors import ConfigError, Problem
 from psrun.models.model import ArgumentError, Model, refuse_single_files
+from psrun.optimizers.sparse import unused_rule
 from psrun.parts import GatheredMetric
 from psrun.program import adapters, batch_checks, compiled_model, embeddings, make_optimizer, objective, whole_variables
 from psrun.program.adapters import AdaptedModel
@@ -294,6 +295,8 @@ def _report_placement(program: Program, reporter: Reporter) -> None:
     )
     for text in placement.uneven(placed, num_ps):
         reporter.warn(text)
+    if unused := unused_rule(program.optimizer):
+        reporter.warn(unused)
     for text in costs_of_dense_tables(program.optimizer, placed):
         reporter.warn(text)
     whole_variables.check_separable(program.config, program.network, placed)

@@ -23,6 +23,7 @@ from psrun.config.run_config import RunConfig
 from psrun.data import loading
 from psrun.data.source import Remarks
 from psrun.layers import collection
+from psrun.optimizers.sparse import unused_rule
 from psrun.program import batch_checks, build, embeddings, make_optimizer, whole_variables
 from psrun.program.batch_checks import zeros
 from psrun.program.build import build_program, build_state, start_afresh
@@ -138,6 +139,8 @@ def make(
     by_task = _by_task(traffic, placed, run_config) if cluster.has_parameter_servers else {}
     warnings += placement.uneven(placed, num_ps)
     warnings += build.costs_of_dense_tables(program.optimizer, placed)
+    if unused := unused_rule(program.optimizer):
+        warnings.append(unused)
     warnings += program.model.warnings
     return Plan(placed, total, traffic, by_task, warnings, list(program.model.notes))
 

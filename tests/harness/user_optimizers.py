@@ -7,6 +7,8 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
+from psrun.optimizers.sparse import SparseAdagrad
+
 
 class Lamb(tf_keras.optimizers.SGD):
     """The length of a step depends on the norm of the whole variable."""
@@ -60,3 +62,15 @@ def network(source: Any, *, kind: str) -> Any:
     model.add(tf_keras.layers.Dense(1, name="prediction"))
     model.second = made[kind]()
     return model
+
+
+class Fading(SparseAdagrad):
+    """Has a rule of its own for stale updates."""
+
+    def late_rate(self, rate: Any, staleness: Any) -> Any:
+        return rate * 0.5 ** (staleness / 4)
+
+
+class FailsLate(SparseAdagrad):
+    def late_rate(self, rate: Any, staleness: Any) -> Any:
+        raise TypeError("no such rule")

@@ -64,7 +64,7 @@ def run(arguments: list[str]) -> ExitCode:
     if running.has_nothing_to_do():
         return ExitCode.DONE
     try:
-        _sweep(arguments, running)
+        _sweep_with_advice(arguments, running)
     except (PsrunError, KeyboardInterrupt):  # Ctrl-C before the first job
         running.abandon()
         raise
@@ -83,6 +83,17 @@ def run(arguments: list[str]) -> ExitCode:
     finally:
         running.close()
     return running.end(None) if running.has_begun else ExitCode.DONE
+
+
+def _sweep_with_advice(arguments: list[str], running: SweepRunner) -> None:
+    """As `_sweep`; the error names the way out if only some of the jobs have a key."""
+    try:
+        _sweep(arguments, running)
+    except ConfigError as error:
+        problems = [_of_some_choices(problem, arguments) for problem in error.problems]
+        if problems == [*error.problems]:
+            raise
+        raise ConfigError([*dict.fromkeys(problems)]) from error
 
 
 def _sweep(arguments: list[str], running: SweepRunner) -> None:
@@ -412,7 +423,28 @@ def _problems(arguments: list[str]) -> list[Problem]:
             found = [problem for problem in error.problems if problem.key not in known]
             known |= {problem.key for problem in error.problems if problem.message.startswith("no such key")}
         problems.update(dict.fromkeys(found))
-    return list(problems)
+    return list(dict.fromkeys(_of_some_choices(problem, arguments) for problem in problems))
+
+
+def _of_some_choices(problem: Problem, arguments: list[str]) -> Problem:
+    """The problem; of a key that only some of several choices have, with how to sweep over them."""
+    if not problem.message.startswith(("no such key", "exists already")):
+        return problem
+    group, _, name = problem.key.partition(".")
+    swept = [each for each in arguments if each.partition("=")[0] == group]
+    chosen = swept[-1].partition("=")[2].split(",") if swept else []
+    known = groups.choices(arguments).get(group, {})
+    having: list[str] = []
+    lacking: list[str] = []
+    for choice in chosen:
+        if choice not in known:
+            return problem
+        (having if name in groups.keys(known[choice]) else lacking).append(choice)
+    if not having or not lacking:
+        return problem
+    own = f"is a key of {group}={','.join(having)}, and not of {','.join(lacking)}"
+    each = f"write a sweep for each choice, with hydra.sweep.dir=runs/STUDY/{having[0]} and so on"
+    return Problem(problem.key, f"{own}; {each}; psrun report runs/STUDY compares them")
 
 
 def _expanded(arguments: list[str], loader: ConfigLoader | None = None, *, most: int = 50) -> list[list[str]]:

@@ -218,9 +218,7 @@ def test_a_run_shows_the_steps_of_a_round_and_a_bound_that_no_worker_meets(tmp_p
     run = run_config("cluster=inprocess", "consistency=bounded_delay", "consistency.max_delay=9",
                      "data.global_batch_size=8", "trainer.epochs=1", "trainer.steps_per_epoch=42")  # fmt: skip
     told = []
-    reporter = SimpleNamespace(
-        warn=lambda text: told.append(text), emit=lambda kind, **data: told.append({kind: data})
-    )
+    reporter = SimpleNamespace(warn=lambda text: told.append(text), emit=lambda kind, **data: told.append({kind: data}))
     chief._planned(run, SimpleNamespace(), reporter, RunFolder.create(tmp_path / "run", raw=run.raw))
     assert told[0] == {"planned": {"trainer.steps_per_execution": 10}}
     assert told[1].startswith("consistency.max_delay: is 9, but an epoch has only 5 rounds")

@@ -24,7 +24,7 @@ from support import run_config
 
 from psrun import files
 from psrun.config.composition import Composer
-from psrun.errors import ConfigError, SweepError
+from psrun.errors import ConfigError, Problem, SweepError
 from psrun.results.run_folder import RunFolder
 from psrun.runs.sweeps import hydra_sweeps, jobs, runner
 from psrun.runs.sweeps.sweep import END, KILL, TERMINATE, Job, Sweep, distinguishing
@@ -526,3 +526,22 @@ def test_a_sweep_is_split_in_jobs():
         ["-m", "a=1", "b=3", "c=5"], ["-m", "a=1", "b=4", "c=5"], ["-m", "a=2", "b=3", "c=5"],
         ["-m", "a=2", "b=4", "c=5"],
     ]  # fmt: skip
+
+
+def test_a_key_of_some_choices_of_a_sweep_names_a_sweep_for_each(monkeypatch):
+    choice = "consistency=async,bounded_delay,sync"
+    (problem,) = hydra_sweeps._problems(["-m", choice, "consistency.max_delay=2"])
+    assert problem.key == "consistency.max_delay"
+    assert problem.message.startswith("is a key of consistency=bounded_delay, and not of async,sync; write a sweep")
+    assert "hydra.sweep.dir=runs/STUDY/bounded_delay" in problem.message
+    assert hydra_sweeps._problems(["-m", choice, "+consistency.max_delay=2"]) == [problem]
+    (other,) = hydra_sweeps._problems(["-m", "consistency=async,sync", "consistency.max_delay=2"])
+    assert other.message.startswith("no such key")
+
+    def composes(*_: object) -> None:
+        raise ConfigError([Problem("consistency.max_delay", "exists already; write it without +")])
+
+    monkeypatch.setattr(hydra_sweeps, "_sweep", composes)
+    with pytest.raises(ConfigError) as raised:
+        hydra_sweeps.run(["-m", choice, "+consistency.max_delay=2"])
+    assert raised.value.problems == [problem]

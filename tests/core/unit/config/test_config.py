@@ -100,7 +100,10 @@ BOUNDED = ("consistency=bounded_delay", "trainer.steps_per_epoch=95")
         ((*BOUNDED, "consistency.max_delay=9"), None),
         ((*BOUNDED, "consistency.max_delay=10"), "an epoch has only 10 rounds (trainer.steps_per_execution=10)"),
         ((*BOUNDED, "consistency.max_delay=94", "trainer.steps_per_execution=1"), None),
-        ((*BOUNDED, "consistency.max_delay=95", "trainer.steps_per_execution=1"), "only 95 rounds (trainer.steps_per_execution=1)"),
+        (
+            (*BOUNDED, "consistency.max_delay=95", "trainer.steps_per_execution=1"),
+            "only 95 rounds",
+        ),
         ((*BOUNDED, "consistency.max_delay=95", "trainer.steps_per_execution=auto"), None),  # known later
         (("consistency=ssp", "consistency.staleness=95"), None),  # workers count rounds over all epochs
         ((), None),

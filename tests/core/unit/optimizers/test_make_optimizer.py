@@ -6,9 +6,11 @@ import pytest
 import tensorflow as tf
 import tf_keras
 from support import run_config
-from user_optimizers import Lamb, Noisy
+from user_optimizers import FailsLate, Lamb, Noisy
 
 from psrun.data import loading
+from psrun.errors import ConfigError
+from psrun.optimizers import sparse
 from psrun.program import make_optimizer
 from psrun.roles import planner
 from psrun.tf_internals import keras
@@ -63,3 +65,19 @@ def test_an_optimizer_like_that_of_a_model_can_be_made():
     like = make_optimizer.like(own, run_config())
     assert (type(like), like.clipnorm) == (Lamb, 0.5)
     assert not make_optimizer.equal_in_shards(lambda: make_optimizer.like(own, run_config()))
+
+
+def test_a_rule_for_stale_updates_that_is_never_called_is_a_warning():
+    (warning,) = planned(*CUT, f"{OWN}Fading", "optimizer.learning_rate=0.1").warnings
+    assert warning == "late_rate of Fading is never called; set optimizer.staleness_aware=true"
+    aware = ("optimizer.staleness_aware=true", "optimizer.learning_rate=0.1")
+    assert planned(*CUT, "optimizer=sparse_adagrad", f"{OWN}Fading", *aware).warnings == []
+
+
+def test_a_rule_for_stale_updates_that_raises_is_named_with_its_line():
+    optimizer = FailsLate(0.1, staleness_aware=True)
+    raises = pytest.raises(
+        ConfigError, match=r"late_rate of FailsLate failed: TypeError: .*user_optimizers.py, line \d+"
+    )
+    with raises, sparse.applying_late(optimizer, tf.constant(2)):
+        _ = optimizer.learning_rate
