@@ -42,6 +42,7 @@ from psrun.tables.profiles import Profile
 from psrun.tables.proposals import Proposal
 from psrun.tables.rows import TEXT, Layout, LayoutKeys
 
+_NO_LABEL = "null"  # as data.label says it
 _LINE = 120  # characters of the longest feature that is written on one line
 _FORMATS = tuple(name for name, form in formats.FORMATS.items() if form.has_columns)
 
@@ -79,7 +80,7 @@ def _add_inspect(subcommands: argparse._SubParsersAction[argparse.ArgumentParser
     part = subcommands.add_parser("inspect", help=about, description=about)
     part.set_defaults(function=_inspect)
     part.add_argument("names", metavar="FILE", nargs="+", help="a file, a folder, or a pattern such as 'train-*.csv'")
-    part.add_argument("--label", metavar="COLUMN", help="the column to predict")
+    part.add_argument("--label", metavar="COLUMN", help="the column to predict; null: rows without a label")
     part.add_argument("--weight", metavar="COLUMN", help="the column with the weights of the examples")
     part.add_argument("--exclude", type=_names, metavar="NAME,NAME,...", help="columns that are no features")
     part.add_argument("--write", type=on_disk, metavar="FILE", help="write the proposal as YAML: conf/data/NAME.yaml")
@@ -186,6 +187,8 @@ def _inspect(
     time_format: str | None,
 ) -> ExitCode:
     """Shows one row per feature, and optionally writes a choice of the group `data`."""
+    given = label
+    label = _label_column(given)
     if write is not None and write.exists():
         raise ConfigError(f"{write} exists; choose another name for --write")
     paths = [file for name in names for file in storage.find(name)]
@@ -220,12 +223,12 @@ def _inspect(
     if weight is not None:
         _show_weight(console, looked[weight])
     if write is not None:
-        where = {"path": _pattern(names, paths), "label": label or schema.MISSING}
+        where = {"path": _pattern(names, paths), "label": _written_label(given)}
         where |= {} if weight is None else {"weight": weight}
         _write_choice(
             write, guessed, {**where, **_how(layout, format, notation), **(task.options if task is not None else {})}
         )
-        console.print(_advice(write), soft_wrap=True)
+        console.print(_advice(write, given), soft_wrap=True)
     return ExitCode.DONE
 
 
@@ -242,6 +245,16 @@ def _check_excluded(
     wrong = [problem.message for problem in found]
     if wrong:
         raise ConfigError(f"--exclude: {'; '.join(wrong)}")
+
+
+def _label_column(label: str | None) -> str | None:
+    """The column of a label as it is on the command line; None if there is none."""
+    return None if label == _NO_LABEL else label
+
+
+def _written_label(label: str | None) -> str | None:
+    """The value of `data.label`: null for rows without a label, and a required value where nothing was said."""
+    return schema.MISSING if label is None else _label_column(label)
 
 
 def _check_label(name: str, layout: Layout, label: str | None) -> None:
@@ -388,9 +401,18 @@ def _escaped(text: str) -> str:
     return text.replace("${", r"\${")
 
 
-def _advice(path: Path) -> str:
-    """The command that uses the written file."""
+def _advice(path: Path, label: str | None) -> str:
+    """The command that uses the written file.
+
+    Args:
+      label: as on the command line.
+    """
+    more = "model=wide_deep"
+    if label == _NO_LABEL:
+        more = "model=matrix_factorization model.objective=softmax model.user=COLUMN model.item=COLUMN"
+    elif label is None:
+        more = "data.label=COLUMN model=wide_deep"
     if path.parent.name == "data" and path.suffix == ".yaml":
-        return f"written to {path}: psrun --config-dir {path.parent.parent} data={path.stem} model=wide_deep"
+        return f"written to {path}: psrun --config-dir {path.parent.parent} data={path.stem} {more}"
     target = Path("FOLDER", "data", f"{path.stem}.yaml")
-    return f"written to {path}; move it to {target} and run psrun --config-dir FOLDER data={path.stem} model=wide_deep"
+    return f"written to {path}; move it to {target} and run psrun --config-dir FOLDER data={path.stem} {more}"

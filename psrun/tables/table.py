@@ -581,10 +581,10 @@ def _feature_findings(features: Features, keys: _Keys, run: _Run) -> _Findings:
     facts = {"features": feature_spec.record(features.specs, run.folder)}
     if not features.guessed:
         return _Findings(facts)
-    label: list[str] = []
+    label = "null"
     if keys.labels.names:
-        label = ["--label", keys.labels.names[0]]
-    command = shlex.join(["psrun", "data", "inspect", keys.path, *label, *_as_options(keys)])
+        label = keys.labels.names[0]
+    command = shlex.join(["psrun", "data", "inspect", keys.path, "--label", label, *_as_options(keys)])
     advice = f"to edit the features: {command} --write conf/data/NAME.yaml"
     return _Findings(facts, (advice, *features.notes), features.warnings)
 

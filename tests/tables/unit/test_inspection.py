@@ -123,6 +123,21 @@ def test_what_is_written_is_a_choice_of_data_and_takes_no_tensorflow(psrun, tmp_
     assert "conf/data/rows.yaml exists" in again.stderr
 
 
+@pytest.mark.parametrize(
+    ("options", "label", "command"),
+    [
+        (("--label", "null"), None, "data=rows model=matrix_factorization model.objective=softmax model.user=COLUMN"),
+        ((), "???", "data=rows data.label=COLUMN model=wide_deep"),
+        (("--label", "item"), "item", "data=rows model=wide_deep"),
+    ],
+)
+def test_what_is_written_says_whether_rows_have_a_label(tmp_path, capsys, options, label, command):
+    path = write(tmp_path / "rows.csv", {"user": [n % 7 for n in range(60)], "item": [n % 5 for n in range(60)]})
+    written = proposed(path, *options)
+    assert written["label"] == label
+    assert command in capsys.readouterr().out.replace("\n", " ")
+
+
 def test_odd_names_and_values_can_be_inspected_and_written(tmp_path, capsys):
     texts = ["one\ntwo", "[/x] [bold]", "a: #b", "c\u2028d"]
     columns = {

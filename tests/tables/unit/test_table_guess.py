@@ -145,6 +145,14 @@ def test_the_command_that_writes_the_features_reads_the_file_as_the_run_does(tmp
     assert written["features"]["price"].get("dtype", "float32") == "float32"
 
 
+def test_the_command_that_writes_the_features_of_rows_without_a_label_says_so(tmp_path):
+    from psrun.tables.table import Table
+
+    (tmp_path / "shop.csv").write_text("user,item\n" + "".join(f"u{n % 9},i{n % 7}\n" for n in range(200)))
+    source = Table(path=str(tmp_path / "shop.csv"), label=None, split=0.1)
+    assert "shop.csv --label null --write conf/data/NAME.yaml" in source.notes[0]
+
+
 def test_excluded_columns_are_no_features_of_the_guess(tmp_path, monkeypatch, capsys):
     from psrun.tables.table import Table
 
