@@ -63,6 +63,8 @@ class Part:
         `psrun.roles.checkpoint_modes.run_predict` and `psrun.checkpoint.trained_model.export`.
       rules: the function of a `RunConfig` that yields the problems of its keys for this part, before TensorFlow is
         imported. Only psrun's own parts are asked.
+      compared_by: the function of a `RunConfig` that returns the metric by which evaluations of the run are compared
+        where no key names one, and 'max' or 'min'; None if the part has no opinion. Only psrun's own parts are asked.
       moved: earlier names of modules that recorded runs name by `_target_`, and the names of today.
     """
 
@@ -76,6 +78,7 @@ class Part:
     gathering: str = ""
     outputs: Mapping[str, str] = field(default_factory=dict)
     rules: str = ""
+    compared_by: str = ""
     moved: Mapping[str, str] = field(default_factory=dict)
 
 

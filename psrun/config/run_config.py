@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
+from psrun import parts
 from psrun.config import choices
 from psrun.config.schema import at_least, one_of
 from psrun.config.targets import Target
@@ -315,7 +316,8 @@ class RunConfig:
     def compared_by(self) -> tuple[str, str]:
         """The metric that says which evaluation is the best, and its mode: 'max' if more is better, else 'min'.
 
-        The metric of the best checkpoint, else of the sweep, else of early stopping, else the loss of the evaluation.
+        The metric of the best checkpoint, else of the sweep, else of early stopping, else of a part of psrun, else the
+        loss of the evaluation.
         """
         named = (
             (self.checkpoint.best_metric, self.checkpoint.best_mode),
@@ -325,6 +327,10 @@ class RunConfig:
         for metric, mode in named:
             if metric is not None:
                 return metric, mode or "min"
+        for part in parts.own():
+            offered = parts.load(part.compared_by)(self) if part.compared_by else None
+            if offered is not None:
+                return str(offered[0]), str(offered[1])
         return "val_loss", "min"
 
     @property

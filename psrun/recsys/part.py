@@ -35,6 +35,7 @@ PART = Part(
         "export.top_k": "psrun.recsys.signature:signatures",
     },
     rules="psrun.recsys.rules:problems",
+    compared_by="psrun.recsys.rules:compared_by",
     moved={
         "psrun.data.criteo": "psrun.recsys.data.criteo",
         "psrun.data.flights": "psrun.recsys.data.flights",

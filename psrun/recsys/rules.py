@@ -23,6 +23,18 @@ def problems(config: RunConfig) -> Iterator[Problem]:
     yield from _of_recommendations(config)
 
 
+def compared_by(config: RunConfig) -> tuple[str, str] | None:
+    """The first metric of lists that has a name: the loss of a softmax over a batch says little about lists."""
+    metrics = config.model_keys.metrics
+    if not isinstance(metrics, list):
+        return None  # by output, or none
+    for name in rules.gathered_metrics(config.model_keys, PART.metrics.values()):
+        is_of_items = name.partition("@")[0].lower() in _OF_ITEMS
+        if name in metrics and not is_of_items:
+            return f"val_{name}", "max"
+    return None
+
+
 def _of_lists(config: RunConfig) -> Iterator[Problem]:
     """Problems of metrics that need all examples of a user or a segment together."""
     evaluation = config.evaluation

@@ -200,8 +200,9 @@ def _varying(batches: Sequence[Mapping[str, Any]], item: str, names: Sequence[st
         if num_varying > _VARIES * len(several):
             yield (
                 f"the item tower reads {name!r}, which differs between the rows of one {item!r}, so that it is no "
-                "property of the item: an item is ranked with the value of its last training row. Leave it out of "
-                "data.features, or name it in model.query_features if it is known with the query"
+                "property of the item: an item is ranked with the value of its last training row. Leave it out "
+                f"(data.exclude=[{name}], or data.features without it), or name it in model.query_features if it is "
+                "known with the query"
             )
 
 

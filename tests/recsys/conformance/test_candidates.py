@@ -171,6 +171,23 @@ def test_what_scores_do_not_have(arguments, message):
         build_program(run, Ratings(), Distribution(tf.distribute.get_strategy()))
 
 
+@pytest.mark.parametrize(
+    ("arguments", "compared_by"),
+    [
+        (("model.metrics=[coverage@3,recall@3,ndcg@3]",), ("val_recall@3", "max")),
+        (("model.metrics=[coverage@3]",), ("val_loss", "min")),
+        ((f"model.metrics=[{OTHER}]",), ("val_loss", "min")),
+        (("early_stopping.metric=val_loss", "early_stopping.mode=min"), ("val_loss", "min")),
+        (("model.metrics=null", "evaluation.candidates=null"), ("val_loss", "min")),
+    ],
+)
+def test_the_first_metric_of_lists_says_which_evaluation_is_the_best(arguments, compared_by):
+    run = run_config(
+        "data=features", *MODELS["two_tower"], "cluster=none", *BASE, LISTS, "evaluation.candidates=all", *arguments
+    )
+    assert run.compared_by == compared_by
+
+
 class OwnNDCG(NDCG):
     """A metric of lists that the configuration does not know as one."""
 
