@@ -146,8 +146,9 @@ def differences(
         facts["unknown_classes"] = new_classes
     notes = []
     if later:
-        message = "the held-out rows are later: more of their values than usual are new to the model in"
-        notes.append(f"{message} {', '.join(map(repr, later))}")
+        names = ", ".join(map(repr, later))
+        message = f"the held-out rows are later than the others. More of their values than usual are new in {names}"
+        notes.append(f"{message}: the model has learned nothing about these values")
     return Differences(facts, tuple(warnings), tuple(notes))
 
 

@@ -194,7 +194,7 @@ def test_a_split_by_time_has_a_note_instead_of_a_warning(tmp_path):
     assert source.facts["compared"]["evaluation"]["outside_of_range"]["share"] > 70
     assert source.differences == ()
     (note,) = [note for note in source.notes if "later" in note]
-    assert note.endswith("in 'share'")
+    assert note.endswith(" new in 'share': the model has learned nothing about these values")
 
 
 def test_many_features_share_a_line(tmp_path):
