@@ -99,6 +99,8 @@ def _of_recommendations(config: RunConfig) -> Iterator[Problem]:
     if keys.file_format == "tfrecord":
         yield Problem("predict.format", "is tfrecord, but predict.top_k writes csv or parquet")
     if config.mode == "predict" and config.cluster.has_parameter_servers:
-        yield Problem("predict.top_k", "is computed by one process, with the whole model; set cluster=none")
+        # Of the cluster: where the run is not found, its cluster is unknown, and only keys of the command line count.
+        message = f"is {config.cluster.kind}, but predict.top_k is computed by one process, with the whole model"
+        yield Problem("cluster", f"{message}; set cluster=none")
     if keys.keep:
         yield Problem("predict.keep", "is not supported with predict.top_k; set it to []")

@@ -16,8 +16,9 @@ from plain_config import plain_config
 from shared_features import share, with_widths
 from support import run_config
 
+from psrun.cli import command_line
 from psrun.config import parse
-from psrun.errors import DataError
+from psrun.errors import ConfigError, DataError
 from psrun.program.build import make_model
 from psrun.recsys.data.criteo import Criteo
 from psrun.recsys.data.flights import Flights
@@ -169,3 +170,15 @@ def test_models_of_criteo(tmp_path):
 def test_options_of_flights():
     refused("data.eval_fraction", Flights, eval_fraction=0.0)
     refused("data.evaluate_on", Flights, evaluate_on="tset")
+
+
+def test_a_run_that_is_not_there_is_the_only_problem_of_its_recommendations():
+    with pytest.raises(ConfigError) as raised:
+        command_line.composed(["mode=predict", "resume=/no/such", "predict.top_k=3"])
+    assert [problem.key for problem in raised.value.problems] == ["resume"]
+
+
+def test_recommendations_are_of_one_process(tmp_path):
+    with pytest.raises(ConfigError) as raised:
+        run_config("model=embedding", "cluster=inprocess", "mode=predict", f"resume={tmp_path}", "predict.top_k=3")
+    assert "cluster" in [problem.key for problem in raised.value.problems]
