@@ -338,7 +338,9 @@ class FollowedJob:
         self._answered_s = time.monotonic()
         self._warned = ""
         reason = f" ({state.reason})" if state.reason not in ("", "None") else ""
-        if reason and self._asked and "BeginTime" not in reason:
+        if "BeginTime" in reason:
+            reason += f" until {state.start}" if state.start else ""
+        elif reason and self._asked:
             reason += f"; it asks for {self._asked}"
         text = f"job {self._job} {state.state.lower()}{reason}"
         if text != self._printed and state.waits:

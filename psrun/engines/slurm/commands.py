@@ -38,11 +38,13 @@ class JobState:
       state: such as PENDING; empty if Slurm no longer knows the job.
       reason: why it is waiting, or how it ended.
       exit_code: of the batch script, as Slurm writes it (code:signal).
+      start: when it started or starts, as Slurm expects; empty if it does not say so.
     """
 
     state: str
     reason: str = ""
     exit_code: str = ""
+    start: str = ""
 
     @property
     def is_alive(self) -> bool:
@@ -221,7 +223,13 @@ def look(job: str) -> JobState:
             return JobState("")
         raise
     fields = dict(word.split("=", 1) for word in text.split() if "=" in word)
-    return JobState(fields.get("JobState", ""), fields.get("Reason", ""), fields.get("ExitCode", ""))
+    start = fields.get("StartTime", "")
+    return JobState(
+        fields.get("JobState", ""),
+        fields.get("Reason", ""),
+        fields.get("ExitCode", ""),
+        "" if start in _NO_TIME else start,
+    )
 
 
 def _run(*command: str, failed: str, environment: Mapping[str, str] | None = None, within_s: float = _WITHIN_S) -> str:

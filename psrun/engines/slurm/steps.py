@@ -25,7 +25,6 @@ from psrun.engines.slurm import allocation, commands
 from psrun.engines.slurm.allocation import EXIT_SIGNAL
 from psrun.engines.slurm.choice import Slurm
 from psrun.errors import ClusterError, ConfigError, ExitCode, Problem, TaskLostError, ended
-from psrun.files import as_mapping
 from psrun.launch.backend import Backend, Launch, TaskHandle
 from psrun.launch.losses import RestartPolicy, Silence
 from psrun.results import task_files
@@ -200,7 +199,6 @@ class SlurmBackend(Backend):
         self._numbers = itertools.count(1)
         self._looked_s = time.monotonic()
         self._requeues = False
-        self._at_limit = False
         launch.stop.ignore_repeated()
         signal.signal(signal.SIGUSR1, lambda number, frame: self._requeue_at_limit())
         task_files.claim(self._folder, _SUPERVISOR, self._job.key)
@@ -263,13 +261,6 @@ class SlurmBackend(Backend):
             except ClusterError as error:
                 text = str(error)
             self._launch.console.print(f"Slurm job {self._job.id}: {text}", markup=False, soft_wrap=True)
-        if self._at_limit and not self._has_trained():
-            text = "the time limit came before the first step; set slurm.time (sbatch --time) higher"
-            self._launch.console.print(f"Slurm job {self._job.id}: {text}", markup=False, soft_wrap=True)
-
-    def _has_trained(self) -> bool:
-        """Whether the run has a step to its credit, of this start or an earlier one."""
-        return bool(as_mapping(self._launch.folder.stored().get("steps")).get("applied"))
 
     def _start_step(self, tasks: Sequence[Task], more: Sequence[str]) -> None:
         """Starts tasks in a step, and waits for their addresses. Raises ConfigError and ClusterError."""
@@ -328,8 +319,11 @@ class SlurmBackend(Backend):
 
     def _requeue_at_limit(self) -> None:
         """Obeys the signal before the time limit."""
-        self._at_limit = True
-        self._requeue(f"the time limit of Slurm job {self._job.id} is near")
+        reason = f"the time limit of Slurm job {self._job.id} is near"
+        beat = self._handles[CHIEF].heartbeat()
+        if beat is None or not beat.step:
+            reason += ", before the first step; set slurm.time (sbatch --time) higher"
+        self._requeue(reason)
 
     def _requeue(self, reason: str) -> None:
         """Lets the chief save and the run end; then the job is requeued."""

@@ -63,7 +63,9 @@ class RunView:
                 if self._is_readable(now):
                     if self._is_over(now):
                         return self._result(now)
-                    if not now.ended:
+                    if now.ended:
+                        self._sink.close()  # the tasks have ended; a job that starts the run again waits
+                    else:
                         self._show(now)
                 time.sleep(EVERY_S)
         finally:

@@ -277,3 +277,33 @@ def test_a_run_that_is_stopped_now_does_not_save(on_slurm, slurm):
     slurm.wait(lambda: slurm.job(job)["JobState"] in ("FAILED", "CANCELLED"), "end of the job")
     assert run.result["checkpoints"][-1]["step"] % EPOCH == 0  # of an epoch, not of the end
     assert run.result["checkpoints"][-1]["step"] <= run.events("epoch")[-1]["step"]
+
+
+def test_the_jobs_of_a_sweep_that_was_killed(on_slurm, slurm):
+    launcher = ["hydra/launcher=submitit_slurm", "hydra.launcher.timeout_min=10", "hydra.launcher.mem_gb=1"]
+    launcher += ["hydra.launcher.cpus_per_task=2"]
+    run = on_slurm("-m", *launcher, "hydra.sweep.dir=sweep", "cluster=none", "seed=1,2", *LONG[:-1])
+    first = run.folder / "0" / "run.json"
+    run.wait(lambda: first.exists() and json.loads(first.read_text()).get("checkpoints"), "checkpoint of the first job")
+    run.process.kill()
+    psrun = [sys.executable, "-m", "psrun"]
+    slurm.run(*psrun, "stop", str(run.folder), timeout_s=120)
+    slurm.wait(lambda: not slurm.run("squeue", "-h").strip(), "empty queue")
+
+    def states() -> list[str]:
+        rows = json.loads(slurm.run(*psrun, "list", str(run.root), "--jobs", "--json"))
+        return [row["status"] for row in rows]
+
+    slurm.wait(lambda: not {"running", "starting"} & {*states()}, "end of all jobs", within_s=90)
+    slurm.run(*psrun, "rm", "--yes", str(run.folder))
+
+
+def test_the_time_limit_is_near_before_the_first_step(on_slurm, slurm):
+    run = on_slurm("submit", "slurm", *LONG)
+    job = job_of(run)
+    run.wait(lambda: "supervisor" in {path.stem for path in (run.folder / "logs").iterdir()}, "supervisor")
+    run.wait(lambda: (run.folder / ".tasks").exists() and any((run.folder / ".tasks").iterdir()), "task")
+    slurm.run("scancel", "--batch", "--signal=USR1", job)
+    assert run.end(within_s=60) == 175
+    log = (run.folder / "logs" / "slurm.log").read_text()
+    assert f"the time limit of Slurm job {job} is near, before the first step; set slurm.time" in log

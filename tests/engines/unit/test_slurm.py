@@ -17,6 +17,7 @@ from types import SimpleNamespace
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from rich.console import Console
+from rich.text import Text
 from support import raw_config, run_config
 
 from psrun.config.groups import quoted
@@ -34,6 +35,7 @@ from psrun.runs.listing import entries
 from psrun.runs.sweeps import hydra_sweeps, runner
 from psrun.runs.sweeps.sweep import LOG, Job, Sweep
 from psrun.runs.watch import commands as watch
+from psrun.runs.watch.run import RunView
 
 JOB = {
     "SLURM_JOB_ID": "7",
@@ -603,6 +605,29 @@ def test_a_job_that_waits_shows_what_it_asks_for(fake, tmp_path):
     following._look()
     text = "job 7 pending (PartitionConfig); it asks for 5 tasks of 2 cores, 4G for each core, on 9 nodes"
     assert text in console.file.getvalue()
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_requeued_job_shows_until_when_it_waits(fake, tmp_path):
+    fake("scontrol", "echo 'JobState=PENDING Reason=BeginTime StartTime=2026-11-29T18:19:32'")
+    console = Console(file=io.StringIO(), width=200)
+    following = batch_job.FollowedJob(tmp_path, "7", console, None, asked="5 tasks")
+    following._look()
+    assert console.file.getvalue() == "job 7 pending (BeginTime) until 2026-11-29T18:19:32\n"
+
+
+def test_a_run_that_waits_to_start_again_shows_no_tasks(tmp_path):
+    ended(tmp_path, status="interrupted", exit_code=175)
+    shown: list[bool] = []
+
+    def continues(run: object) -> bool:
+        shown.append(view._sink._live is not None)
+        return len(shown) < 2
+
+    view = RunView(tmp_path, Console(file=io.StringIO(), force_terminal=True), wait_s=1.0, continues=continues)
+    view._sink.view(Text("ps-0 serving"))
+    assert view.follow() == ExitCode.RESTART
+    assert shown == [True, False]
 
 
 # -- the jobs of a sweep by submitit
