@@ -121,5 +121,8 @@ def _scalars(event: Event) -> dict[str, float | None]:
         return {f"staleness/{name}": value for name, value in events.brief_staleness(event.data).items()}
     if event.kind == "system":  # a section for each quantity, with one chart a task
         return {f"{name}/{event.data['task']}": value for name, value in event.data.items() if name != "task"}
-    speed = {"steps_per_s": event.data["steps_per_s"]} if "steps_per_s" in event.data else {}
-    return {**event.data.get("metrics", {}), **speed}
+    others = {}
+    for name in ("learning_rate", "steps_per_s"):
+        if name in event.data:
+            others[name] = event.data[name]
+    return {**event.data.get("metrics", {}), **others}

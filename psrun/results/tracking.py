@@ -120,7 +120,8 @@ def numbers(event: Event) -> dict[str, float]:
     data = event.data
     values: dict[str, Any] = {}
     if event.kind == "epoch":
-        values = {**data["metrics"], "steps_per_s": data["steps_per_s"], "examples_per_s": data["examples_per_s"]}
+        values = {**data["metrics"], "learning_rate": data.get("learning_rate")}
+        values |= {"steps_per_s": data["steps_per_s"], "examples_per_s": data["examples_per_s"]}
     elif event.kind == "evaluation":
         values = {f"val_{name}": value for name, value in data["metrics"].items()}
     elif event.kind == "staleness":

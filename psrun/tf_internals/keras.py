@@ -158,6 +158,15 @@ def learning_rates(optimizer: Any) -> list[tf.Variable]:
     return [rate] if hasattr(rate, "assign") else []
 
 
+def present_learning_rate(optimizer: Any) -> float | None:
+    """The learning rate of the last update; None if the optimizer has none, or does not say that of its schedule."""
+    try:
+        (rate,) = learning_rates(unscaled(optimizer))
+    except (AttributeError, ValueError):
+        return None
+    return float(tf.convert_to_tensor(rate).numpy())
+
+
 def counters_of_optimizer(optimizer: Any) -> list[tf.Variable]:
     """The counter of steps and the learning rate."""
     return [optimizer.iterations, *learning_rates(unscaled(optimizer))]

@@ -14,6 +14,7 @@ from psrun.errors import DataExhaustedError, NonFiniteLossError
 from psrun.program import objective
 from psrun.program.compiled_model import Program, traced_forward
 from psrun.results import events, profiles
+from psrun.tf_internals import keras
 from psrun.training.checkpointing import CheckpointSchedule
 from psrun.training.evaluators import Evaluation, Evaluator, undefined_warning
 from psrun.training.hooks import HookContext, Hooks
@@ -189,6 +190,7 @@ class Reports:
             epoch=context.epoch,
             epochs=run.num_epochs,
             metrics=dict(metrics),
+            learning_rate=keras.present_learning_rate(run.program.optimizer),
             seconds=round(seconds, 3),
             steps_per_s=rate,
             examples_per_s=rate * run.program.examples_per_step,

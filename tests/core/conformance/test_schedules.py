@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from outcomes import events
 from support import run_config, variables
 
 from psrun.config import targets
@@ -54,3 +55,22 @@ def test_a_run_goes_on_with_a_rate_in_place_of_a_schedule_and_with_a_schedule_ag
     assert result["steps"]["applied"] == 9
     (iterations,) = (value for name, value in variables(folder).items() if "/_iterations/" in name)
     assert int(iterations) == 9
+
+
+@pytest.mark.parametrize(
+    "cluster",
+    [
+        ("cluster=inprocess", "cluster.replicas_per_worker=2"),
+        ("cluster=inprocess", "consistency=sync", "trainer.steps_per_execution=1"),
+        ("cluster=none",),
+        ("cluster=central_storage",),
+        ("cluster=none", "trainer=fit"),
+    ],
+)
+def test_each_epoch_says_the_learning_rate_of_its_last_update(train, cluster):
+    kind = "tf_keras.optimizers.schedules.ExponentialDecay"
+    schedule = f"{{_target_: {kind}, initial_learning_rate: 0.1, decay_steps: 1, decay_rate: 0.5}}"
+    pieces = ("model=dense", "optimizer=sgd", "evaluation=none", "trainer.steps_per_epoch=3", "trainer.epochs=2")
+    _, folder = train(*pieces, *cluster, f"optimizer.learning_rate={schedule}", num_workers=1)
+    epochs = events(folder, "epoch")
+    assert [epoch["learning_rate"] for epoch in epochs] == pytest.approx([0.1 / 2**2, 0.1 / 2**5])

@@ -42,6 +42,8 @@ def test_tensorboard_has_metrics_text_and_hyperparameters(train):
     loss = scalars(folder.tensorboard / "train")["loss"]
     assert [step for step, _ in loss] == [STEPS, 2 * STEPS]
     assert loss[-1][1] == pytest.approx(result["metrics"]["loss"], rel=1e-5)
+    rates = scalars(folder.tensorboard / "train")["learning_rate"]
+    assert rates[-1][1] == pytest.approx(events(folder, "epoch")[-1]["learning_rate"])
     stale = scalars(folder.tensorboard / "train")["staleness/max"]
     assert max(value for _, value in stale) == result["staleness"]["max"]
     assert scalars(folder.tensorboard / "evaluation")["auc"][-1][1] == pytest.approx(result["metrics"]["val_auc"])
