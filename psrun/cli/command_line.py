@@ -192,9 +192,6 @@ def _run_after_word(word: str, given: str, keys: Sequence[str]) -> str:
     for group in ("model", "experiment"):
         if given in groups.choices_of(group, keys):
             return f"{word} takes GROUP=NAME and KEY=VALUE, not {given}; write psrun {word} {group}={given}"
-    for each in keys:
-        if each.endswith(","):
-            return f"{each} {given} has a blank between its values; write {each}{given}"
     message = f"{word} takes GROUP=NAME and KEY=VALUE of a new run, not {given}"
     return f"{message}; to continue a run, write psrun resume {shlex.quote(given)}"
 

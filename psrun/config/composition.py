@@ -29,7 +29,7 @@ from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from psrun import files
@@ -163,12 +163,21 @@ def set_key(config: DictConfig, override: Override) -> Problem | None:
         is_single = not isinstance(value, dict | list)
         if override.is_add() and is_single and OmegaConf.select(config, key) is not None:
             return Problem(key, f"exists already; write {str(override.input_line).lstrip('+')} without +")
+        is_list = isinstance(OmegaConf.select(config, key, throw_on_missing=False), ListConfig)
+        if is_list and isinstance(value, dict):
+            return Problem(key, f"is a mapping, must be a list; write {_in_a_list(str(override.input_line))}")
         OmegaConf.update(config, key, value, merge=True, force_add=may_add)
     except (ConfigAttributeError, ConfigKeyError):
         return Problem(key, f"no such key or group (value '{str(override.input_line).partition('=')[2]}').")
     except (OmegaConfBaseException, TypeError) as error:
         return Problem(key, f"cannot be set by {override.input_line}: {str(error).splitlines()[0]}")
     return None
+
+
+def _in_a_list(argument: str) -> str:
+    """The argument with its value as the only item of a list."""
+    key, _, value = argument.partition("=")
+    return shlex.quote(f"{key}=[{value}]")
 
 
 def _null_above(config: DictConfig, key: str) -> str | None:
@@ -215,6 +224,9 @@ def torn(arguments: Sequence[str]) -> dict[str, Problem]:
         whole = " ".join(parts)
         for part in parts:
             found[part] = Problem(key_of(whole), f"has blanks, but no quotes around it; write {shlex.quote(whole)}")
+        parts = _parts_after_commas(arguments[at:])
+        for part in parts:
+            found[part] = Problem(key_of(parts[0]), f"has a blank between its values; write {''.join(parts)}")
     return found
 
 
@@ -247,6 +259,18 @@ def _parts_in_brackets(arguments: Sequence[str]) -> list[str]:
         if num_open <= 0:
             return [*arguments[: at + 1]] if at else []
     return []
+
+
+def _parts_after_commas(arguments: Sequence[str]) -> list[str]:
+    """The parts of the first argument: KEY=A, B without quotes; empty if it is whole."""
+    if not arguments or "=" not in arguments[0] or "[" in arguments[0] or "{" in arguments[0]:
+        return []
+    parts = [arguments[0]]
+    for argument in arguments[1:]:
+        if not parts[-1].endswith(",") or "=" in argument or argument.startswith("-"):
+            break
+        parts.append(argument)
+    return parts if len(parts) > 1 else []
 
 
 def _is_name(argument: str) -> bool:
@@ -321,6 +345,8 @@ def _unreadable_value(key: str, value: str, error: HydraException) -> str:
     """The message for a value that cannot be read."""
     if value.startswith("="):
         return f"has two =; write {key}={value.lstrip('=')}"
+    if value.endswith(","):
+        return f"ends with a comma; add the value after it, or write {key}={value.rstrip(',')}"
     escaped = value.replace("\\", "\\\\").replace('"', '\\"')
     quoted = f'{key}="{escaped}"'
     if not value.startswith(_NESTED) and "(" not in value and not isinstance(_parsed_override(quoted), Problem):

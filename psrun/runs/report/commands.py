@@ -141,7 +141,11 @@ class _Report:
             columns.insert(1, rows.SEED)
         if chosen:
             return list(dict.fromkeys([*columns, *chosen]))
-        stale = dict.fromkeys(name for row in self.rows for name in row if name.startswith("staleness."))
+        stale = dict[str, None]()
+        for row in self.rows:
+            for name in row:
+                if name.startswith("staleness.") and not rows.is_of_worker(name):
+                    stale[name] = None
         columns.insert(1, "folder")
         return [*columns, "status", *self.metrics, *rows.MEASURED, *stale, "error", *self._name]
 

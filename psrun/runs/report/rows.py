@@ -53,7 +53,7 @@ def row(run: Run) -> Row:
     if run.config:  # which has them, too
         results = {key: value for key, value in results.items() if not key.startswith("data.features.")}
     steps = as_mapping(run.result.get("steps"))
-    stale = {f"staleness.{name}": each for name, each in as_mapping(run.result.get("staleness")).items()}
+    stale = flat({"staleness": as_mapping(run.result.get("staleness"))})
     recoveries = run.result.get("recoveries")
     called = {} if run.called is None else {_NAME: run.called}
     # An experiment is not a key of the configuration.
@@ -212,12 +212,19 @@ def _text(value: Any) -> str:
     return json.dumps(plain, sort_keys=True, default=str)
 
 
+def is_of_worker(key: str) -> bool:
+    """Whether a column has the staleness of a single worker, which is shown only where it is named."""
+    return key.startswith("staleness.by_worker.")
+
+
 def full_key(key: str, rows: Sequence[Row]) -> str:
     """The column that `key` names, whole or by its end. Raises ConfigError if there is none, or several."""
     keys = {name for each in rows for name in each}
     if key in keys:
         return key
-    ends = sorted(name for name in keys if name.endswith(f".{key}"))
+    ends = sorted(name for name in keys if name.endswith(f".{key}") and not is_of_worker(name))
+    if not ends:
+        ends = sorted(name for name in keys if name.endswith(f".{key}"))
     if len(ends) > 1:
         raise ConfigError(f"'{key}' is ambiguous: {' or '.join(ends)}; use the full name")
     if not ends:

@@ -263,7 +263,15 @@ def test_programs_can_tell_the_runs_apart_whatever_the_columns(tmp_path, report)
     assert list(lines[0]) == ["run", "cluster.num_workers", "partitioner", "seed", "val_auc"]
     (row,) = listed(report, folder / "0", "--columns", "staleness.mean")
     assert row == {"run": "0", "seed": 1, "staleness.mean": pytest.approx(0.76)}
-    assert listed(report, folder)[0]["staleness.mean"] == pytest.approx(0.76)
+    (every,) = listed(report, folder / "0")
+    assert every["staleness.mean"] == pytest.approx(0.76)
+    of_worker = "staleness.by_worker.worker-0.mean"
+    assert of_worker not in every
+    for named in (of_worker, "worker-0.mean"):
+        (row,) = listed(report, folder / "0", "--columns", named)
+        assert row[of_worker] == pytest.approx(0.76)
+    (row,) = listed(report, folder / "0", "--columns", "p95")  # of all workers
+    assert "staleness.p95" in row
 
 
 def on_a_table(features: dict, **keys: Any) -> dict[str, Any]:

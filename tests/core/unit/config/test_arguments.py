@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 from psrun.cli import command_line
 from psrun.config import composition, groups, parse
@@ -137,3 +138,26 @@ def test_what_prints_starts_no_sweep(monkeypatch, capsys, given):
     monkeypatch.setattr("sys.argv", ["psrun", *given.split()])
     assert command_line.run_experiment(0.0) == ExitCode.DONE
     assert "Choose pieces" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("given", "key", "message"),
+    [
+        (["seed=1,", "2"], "seed", "has a blank between its values; write seed=1,2"),
+        (["seed=1,", "2,", "3", "cluster=none"], "seed", "has a blank between its values; write seed=1,2,3"),
+        (["seed=1,"], "seed", "ends with a comma; add the value after it, or write seed=1"),
+    ],
+)
+def test_values_with_blanks_after_their_commas_are_one_mistake(given, key, message):
+    problems = composition.problems_of_arguments(given, sweeps=True)
+    assert {(problem.key, problem.message) for problem in problems.values()} == {(key, message)}
+
+
+def test_a_mapping_for_a_list_is_told_to_be_in_brackets():
+    config = OmegaConf.create({"trainer": {"hooks": []}})
+    OmegaConf.set_struct(config, True)
+    (override,) = composition.parsed_overrides(["trainer.hooks={_target_: mine.hook, every_s: 3}"])
+    problem = composition.set_key(config, override)
+    assert problem is not None
+    assert problem.key == "trainer.hooks"
+    assert problem.message == "is a mapping, must be a list; write 'trainer.hooks=[{_target_: mine.hook, every_s: 3}]'"
