@@ -280,7 +280,11 @@ class SweepRunner:
 
     def plan(self) -> None:
         """Plans the jobs instead. Raises SweepError."""
-        with self._console.status("planning"):
+        number = len(self.sweep.jobs)
+        doing = "planning 1 job" if number == 1 else f"planning {number} jobs"
+        if not self._console.is_terminal:  # which shows no status
+            self._print(doing)
+        with self._console.status(doing):
             jobs.plan(self.sweep)
 
     def look(self) -> None:

@@ -545,3 +545,12 @@ def test_a_key_of_some_choices_of_a_sweep_names_a_sweep_for_each(monkeypatch):
     with pytest.raises(ConfigError) as raised:
         hydra_sweeps.run(["-m", choice, "+consistency.max_delay=2"])
     assert raised.value.problems == [problem]
+
+
+def test_a_sweep_that_is_planned_says_first_how_many_jobs_it_has(tmp_path, monkeypatch, capsys):
+    running = runner.SweepRunner([], None)
+    running._sweep = planned_sweep(tmp_path / "sweep", "completed", "completed")
+    said = []
+    monkeypatch.setattr(jobs, "plan", lambda sweep: said.append(capsys.readouterr().out))
+    running.plan()
+    assert said == ["planning 2 jobs\n"]
