@@ -45,6 +45,7 @@ HYDRA = (".hydra/config.yaml", ".hydra/hydra.yaml", ".hydra/overrides.yaml")  # 
 NOTES = "notes.json"
 SUBMITTED = "submitted.json"
 _LOGS = ("supervisor", "planner", "fork-server", "console")  # beside those of tasks
+PLANNED = "planned"  # the status that is shown of a plan
 PENDING, NOT_RUN = "pending", "not run"  # the status of a run that has not begun, and of one that never will
 
 

@@ -162,6 +162,14 @@ class RunState:
         return str(state) if state and self.status == "interrupted" else self.status
 
     @property
+    def shown_status(self) -> str:
+        """The outcome; 'planned' for a folder that holds a plan and no run."""
+        has_trained = self.result.get("metrics") or files.as_mapping(self.result.get("steps")).get("applied")
+        if self.outcome == "completed" and self.result.get("mode") == "plan" and not has_trained:
+            return run_folder.PLANNED
+        return self.outcome
+
+    @property
     def doing(self) -> str:
         """The phase that the chief of a running run reports, such as 'training'; else the status."""
         beat = self.beats.get(CHIEF)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from psrun.results.run_folder import NOT_RUN, PAUSED, PENDING, PRUNED
+from psrun.results.run_folder import NOT_RUN, PAUSED, PENDING, PLANNED, PRUNED
 from psrun.results.run_state import GONE, UNKNOWN
 
 WAITING, STARTING = "waiting", "starting"  # a job whose folder shows no run yet; all other words are of runs
@@ -31,6 +31,7 @@ STATES = {
     PENDING: State("dim", "the job of the run waits", False),
     "running": State("cyan", "the run, or the sweep, is running", False),
     "completed": State("green", "all is done", True),
+    PLANNED: State("dim", "`psrun plan` has planned it, and nothing was trained", True),
     "failed": State("red", "an error ended it", True),
     "interrupted": State("yellow", "it was asked to end, and has saved a checkpoint if there was time", True),
     PAUSED: State("dim", "a search has paused the job, and may continue it", True),

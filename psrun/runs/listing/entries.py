@@ -145,7 +145,7 @@ def of_run(folder: str) -> Entry:
     value = None if metric is None else metrics[metric]
     if best and best["metric"] == metric:
         value = best["value"]
-    status = state.outcome
+    status = state.shown_status
     where = _where(run)
     unanswered = ""
     waiting = None
@@ -206,8 +206,11 @@ def of_sweep(folder: str, inside: Sequence[Entry]) -> SweepEntry:
     best = state.best
     own = [entry for entry in run_state.folder_entries(folder) or () if entry.is_file(follow_symlinks=False)]
     own_bytes = sum(map(_blocks_bytes, own))
+    status = state.status or UNKNOWN
+    if status == "completed" and {*state.counts} == {run_folder.PLANNED}:
+        status = run_folder.PLANNED
     row: Row = {
-        "name": run_folder.read_name(path), "status": state.status or UNKNOWN, "jobs": dict(state.counts),
+        "name": run_folder.read_name(path), "status": status, "jobs": dict(state.counts),
         "model": _shared(inside, "model"),
         "metric": state.metric if best else None,
         "value": state.value(best) if best else None,

@@ -63,7 +63,7 @@ def row(run: Run) -> Row:
         **{f"steps.{name}": value for name, value in steps.items()},
         **experiment, **run.used, **mappings(run.used), **choices(run.config),
         **called,
-        "run": run.name, "folder": printable(run.path), "status": run.state.outcome, **metrics(run),
+        "run": run.name, "folder": printable(run.path), "status": run.state.shown_status, **metrics(run),
         "steps": as_number(steps.get("applied")), "examples": num_examples(run),
         **{name: as_number(run.result.get(name)) for name in MEASURED[2:5]},
         "recoveries": len(recoveries) if isinstance(recoveries, list) else None, "error": run.error,

@@ -8,18 +8,20 @@ import pytest
 from recorded_runs import a_run
 from rich.console import Console
 
-from psrun.results.run_folder import NOT_RUN, OVER, PENDING, SEARCH_STATES
+from psrun.results.run_folder import NOT_RUN, OVER, PENDING, PLANNED, SEARCH_STATES, RunFolder
 from psrun.results.run_state import GONE, UNKNOWN
+from psrun.runs.listing import entries
 from psrun.runs.listing.commands import main as list_runs
 from psrun.runs.report.table import table
 from psrun.runs.states import STARTING, STATES, WAITING
-from psrun.runs.sweeps.sweep import Job
+from psrun.runs.sweeps.sweep import Job, Sweep
 from psrun.runs.sweeps.sweep_state import SweepState
 from psrun.runs.watch.sweep import SweepScreen, overview
 
 
 def test_every_state_is_in_the_table():
-    assert {*STATES} == {*OVER, *SEARCH_STATES, "running", WAITING, STARTING, PENDING, GONE, NOT_RUN, UNKNOWN}
+    others = {"running", WAITING, STARTING, PENDING, PLANNED, GONE, NOT_RUN, UNKNOWN}
+    assert {*STATES} == {*OVER, *SEARCH_STATES, *others}
 
 
 @pytest.mark.parametrize(("word", "code"), [("completed", 32), ("running", 36), ("paused", 2), ("not run", 2)])
@@ -44,3 +46,16 @@ def test_a_job_that_has_not_started_is_waiting_also_when_the_sweep_has_ended():
     *_, waiting, summary = console.file.getvalue().splitlines()
     assert waiting.split() == ["1", WAITING]
     assert summary == "2 jobs: 1 completed, 1 waiting"
+
+
+def test_a_plan_is_shown_as_planned(tmp_path):
+    sweep = Sweep(tmp_path / "sweep", ["-m"], status="completed", jobs={0: Job(0, [], "0", status="completed")})
+    folder = RunFolder.create(tmp_path / "sweep" / "0", raw={})
+    folder.emit("begun", mode="plan", started_s=0.0, overrides=[])
+    folder.emit("ended", status="completed", exit_code=0, wall_s=1.0)
+    sweep.write()
+    (job,) = entries.below(tmp_path).sweeps[0].jobs
+    assert (job.row["status"], entries.below(tmp_path).sweeps[0].row["status"]) == (PLANNED, PLANNED)
+    folder.emit("epoch", metrics={"loss": 1.0})
+    (job,) = entries.below(tmp_path).sweeps[0].jobs
+    assert job.row["status"] == "completed"
