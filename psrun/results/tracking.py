@@ -78,6 +78,8 @@ def tracker_sinks(run: RunConfig, folder: RunFolder, warn: Callable[[str], None]
         return []
     recorded = flat({name: run.raw[name] for name in parse.RECORDED if name in run.raw})
     decided = {key: value for key, value in recorded.items() if key not in FROM_DATA or value != AUTO}
+    if run.counts_default_executions:  # the number comes with the event `planned`, and MLflow takes a value once
+        decided.pop("trainer.steps_per_execution", None)
     sinks: list[Sink] = []
     for name, chosen in run.trackers.items():
         if not isinstance(chosen, choices.NoTracker):

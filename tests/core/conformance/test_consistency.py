@@ -19,6 +19,7 @@ from psrun.closures.input_streams import DealtInput, NextBatches
 from psrun.closures.scheduling import AsynchronousClosures
 from psrun.cluster import strategy
 from psrun.config import choices
+from psrun.results import tracking
 from psrun.results.run_folder import RunFolder
 from psrun.roles import chief
 
@@ -223,3 +224,13 @@ def test_a_run_shows_the_steps_of_a_round_and_a_bound_that_no_worker_meets(tmp_p
     assert told[0] == {"planned": {"trainer.steps_per_execution": 10}}
     assert told[1].startswith("consistency.max_delay: is 9, but an epoch has only 5 rounds")
     assert len(told) == 2
+
+
+@pytest.mark.parametrize("packed", ["null", "4"])
+def test_a_tracker_gets_the_steps_of_a_round_once(tmp_path, monkeypatch, packed):
+    given = []
+    monkeypatch.setattr(choices.TensorBoard, "load", lambda self: lambda chosen, tracked: given.append(tracked.values))
+    run = run_config("cluster=inprocess", "consistency=bounded_delay", f"trainer.steps_per_execution={packed}")
+    tracking.tracker_sinks(run, RunFolder.create(tmp_path / "run", raw=run.raw), lambda text: None)
+    assert given[0].get("trainer.steps_per_execution") == (None if packed == "null" else 4)
+    assert ("trainer.steps_per_execution" in given[0]) == (packed == "4")
