@@ -82,11 +82,11 @@ def _add_inspect(subcommands: argparse._SubParsersAction[argparse.ArgumentParser
     part.add_argument("names", metavar="FILE", nargs="+", help="a file, a folder, or a pattern such as 'train-*.csv'")
     part.add_argument("--label", metavar="COLUMN", help="the column to predict; null: rows without a label")
     part.add_argument("--weight", metavar="COLUMN", help="the column with the weights of the examples")
-    part.add_argument("--exclude", type=_names, metavar="NAME,NAME,...", help="columns that are no features")
+    part.add_argument("--exclude", type=_names, metavar="A,B,...", help="columns that are no features")
     part.add_argument("--write", type=on_disk, metavar="FILE", help="write the proposal as YAML: conf/data/NAME.yaml")
     part.add_argument("--format", choices=_FORMATS, metavar="NAME", help=f"{', '.join(_FORMATS)}: if no name tells")
     about = "column names of text without a header"
-    part.add_argument("--columns", type=_names, metavar="NAME,NAME,...", help=about)
+    part.add_argument("--columns", type=_names, metavar="A,B,...", help=about)
     part.add_argument("--delimiter", metavar="C", help="field delimiter of text, such as ';'")
     part.add_argument("--decimal-mark", choices=(".", ","), metavar="C", help="of text: '.' or ',', as in 1.521,00 EUR")
     part.add_argument("--time-format", metavar="FORMAT", help="of times in text, such as %%d.%%m.%%Y")
