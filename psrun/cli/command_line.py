@@ -28,7 +28,7 @@ from rich.markup import escape
 import psrun
 from psrun import files, parts
 from psrun.cli.hydra_context import hydra_context
-from psrun.config import advice, choices, composition, groups, parse, targets
+from psrun.config import advice, argument_syntax, choices, composition, groups, parse, targets
 from psrun.config.choices import KINDS
 from psrun.config.composition import Composer, without_hydra
 from psrun.config.groups import ASKS, key_of, quoted, resume_folder, unquoted
@@ -145,7 +145,7 @@ def as_keys(word: str, arguments: Sequence[str]) -> list[str]:
     if not groups.prints_something(arguments):
         groups.require_options_of_a_run(arguments, functools.partial(_key_instead, arguments))
     options, others = groups.split_arguments(arguments)
-    torn = composition.torn(others)
+    torn = argument_syntax.torn(others)
     runs = [each for each in others if each not in torn and groups.names_run(each)]
     keys = [each for each in others if each not in runs]
     sweeps = groups.is_sweep(options)
@@ -179,7 +179,8 @@ def _wrong_after_word(word: str, runs: Sequence[str], keys: Sequence[str], *, sw
     if not named:
         return f"{word} needs a run; write psrun {word} RUN, its folder or its name (psrun list shows the runs)"
     if len(named) > 1 and word != RESUME and Path(named[-1]).is_file():
-        return f"{word} takes one run, not also the file {named[-1]}; for its rows, write data.eval_path={named[-1]}"
+        file = named[-1]
+        return f"{word} takes one run, not also the file {file}; for its rows, write data.eval_path={file}"
     if len(named) > 1:
         return f"{word} takes one run, not {len(named)}: {', '.join(named)}; write a command for each of them"
     if sweeps and word != RESUME:
@@ -238,8 +239,8 @@ def _no_command(word: str, others: Sequence[str]) -> str:
     keys = [each for each in others if "=" in each or each.startswith("-")]
     names = [each for each in others if each not in keys]
     if word in groups.ONE_CHOICE and not set(_HELP).isdisjoint(keys):
-        shown = f"psrun {word}=? lists its choices, and psrun --cfg job {word}=NAME shows the keys of one"
-        return f"{word} is a group; {shown}"
+        shows_keys = f"psrun --cfg job {word}=NAME shows the keys of one"
+        return f"{word} is a group; psrun {word}=? lists its choices, and {shows_keys}"
     if word in _ALSO_TRAIN:
         return f"{word} is no command; write {_line(['train', *(keys or ['model=NAME'])])}"
     if word in groups.SINGLE_KEYS:
@@ -402,21 +403,27 @@ def _list_choices(asked: list[str], arguments: list[str]) -> ExitCode:
     if unknown:
         raise ConfigError(unknown)
     console = Console(highlight=False)
+    columns = line_width(console)
     for name in asked:
         width = max(map(len, choices[name]))
         for choice, path in sorted(choices[name].items()):
             start = f"{name}={choice:<{width}}  "
-            console.print(_hanging(start, groups.description(path), line_width(console)), markup=False, soft_wrap=True)
+            text = _hanging(start, groups.description(path), columns)
+            console.print(text, markup=False, soft_wrap=True)
     return ExitCode.DONE
 
 
 def _hanging(start: str, text: str, width: int | None) -> str:
-    """A text behind its start, in lines of at most `width` columns (None: in one), the others below the first."""
+    """The start and the text beside it, folded with a hanging indent.
+
+    Args:
+      width: the columns of a line; None for one line.
+    """
     if width is None or width < len(start) + _LEAST_BESIDE:
         return f"{start}{text}".rstrip()
-    wrapper = textwrap.TextWrapper(
-        width, initial_indent=start, subsequent_indent=" " * len(start), break_long_words=False, break_on_hyphens=False
-    )
+    wrapper = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False)
+    wrapper.initial_indent = start
+    wrapper.subsequent_indent = " " * len(start)
     return wrapper.fill(text) or start.rstrip()
 
 
@@ -484,7 +491,8 @@ def _job(own: DictConfig, subdir: str | None, started_s: float) -> ExitCode:
     settings = HydraConfig.get()
     folder = Path(settings.runtime.output_dir)
     plain = composition.plain(own)
-    if plain.get("resume") and plain["mode"] == "train":
+    resumes_training = bool(plain.get("resume")) and plain["mode"] == "train"
+    if resumes_training:
         why = run_state.nothing_to_train(folder, plain)
         if why:
             Console(highlight=False).print("[yellow]hint:[/yellow]", escape(why), soft_wrap=True)
@@ -498,9 +506,16 @@ def _job(own: DictConfig, subdir: str | None, started_s: float) -> ExitCode:
     try:
         if subdir is not None:
             _write_hydra_in(folder, own, subdir)
-        if plain.get("resume") and plain["mode"] == "train" and not _is_in_use(folder):
+        if resumes_training and not _is_in_use(folder):
             there.pause_after(None)  # whoever resumes a job of a search wants the rest of its epochs
-        code = run_process.execute(plain, folder, overrides, started_s=started_s, keep_unrun=has_folder, is_own=True)
+        code = run_process.execute(
+            plain,
+            folder,
+            overrides,
+            started_s=started_s,
+            keep_unrun=has_folder,
+            is_own=True,
+        )
     except PsrunError as error:
         code = error.exit_code
         raise
@@ -511,15 +526,21 @@ def _job(own: DictConfig, subdir: str | None, started_s: float) -> ExitCode:
 
 
 def _restoring_hydra(folder: RunFolder) -> Callable[[], None] | None:
-    """A function that restores the files of Hydra of the run in the folder; None without a run that keeps them."""
+    """A function that restores Hydra's files of the run in the folder; None if there is no run to protect."""
     try:
-        return folder.snapshot(HYDRA) if folder.has_run and not folder.makes_room else None
-    except OSError:  # what cannot be read cannot be replaced either, which says so
+        if not folder.has_run or folder.makes_room:
+            return None
+        return folder.snapshot(HYDRA)
+    except OSError:  # files that cannot be read cannot be replaced: writing them raises the error
         return None
 
 
 def _is_undone(code: ExitCode, folder: RunFolder) -> bool:
-    """Whether a process that ended with `code` has left the run, which was in the folder before, as it was."""
+    """Whether the earlier run in the folder is unchanged.
+
+    Args:
+      code: the exit code of the process that tried to resume or replace it.
+    """
     if code == ExitCode.DONE:
         return False
     return code == ExitCode.USAGE or folder.stored().get("status") == "completed"

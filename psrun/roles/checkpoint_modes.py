@@ -598,7 +598,7 @@ def _probability_columns(source: DataSource, class_names: Sequence[str] | None) 
 
 
 def _best_instead(run_config: RunConfig, folder: RunFolder, step: int) -> str | None:
-    """How to get the best checkpoint, if the newest one was taken, which is another one; else None."""
+    """How to take the best checkpoint; None if it was taken, if a person chose another one, or if none is kept."""
     best = Store(folder.checkpoints).best()
     if run_config.restore != LATEST or best is None or best["step"] == step:
         return None

@@ -239,7 +239,10 @@ def _may_have_job(folder: Path) -> bool:
 
 
 def _stop_command(folder: Path, job: str) -> str:
-    """The command that ends a submitted job. An evaluation or a prediction has no status of its own to stop by."""
+    """The command that ends a submitted job: `psrun stop` for a training, `scancel` for other modes.
+
+    `psrun stop` needs the recorded submission, which only a training has.
+    """
     if run_folder.submission(folder)[1]:
         return f"psrun stop {shlex.quote(str(folder))}"
     return f"scancel {job}"

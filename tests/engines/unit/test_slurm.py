@@ -708,7 +708,7 @@ def test_an_interrupted_sweep_cancels_its_waiting_jobs(sweep, fake, tmp_path, mo
 
 
 def test_a_sweep_that_slurm_does_not_take_ends_with_one_line(fake, tmp_path):
-    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher", reason="pip install -e '.[submitit]'")
     fake("srun", "exit 0")
     fake("sbatch", "echo 'Unable to contact slurm controller (connect failure)' >&2; exit 1")
     arguments = [
