@@ -157,7 +157,7 @@ class ConsoleSink(Sink):
     """Prints a run's events on `console`; on a terminal, with a progress line at the bottom.
 
     Args:
-      verbose: whether to show all of the placement, of the look-ups and of the features.
+      verbose: whether to show all of the placement, of the look-ups, of the features and of the time to the first step.
     """
 
     def __init__(self, console: Console, *, verbose: bool = False) -> None:
@@ -392,6 +392,10 @@ class ConsoleSink(Sink):
             number = f"the last {own['steps']}" if own["steps"] else "none"
             last = f", {number} of them by this process in {own['seconds']:.1f} s"
         self._print(("completed", "green"), f" {event.step} steps in {event.wall_s:.1f} s{first}{last}")
+        parts = event.data.get("time_to_first_step_by_part_s")  # earlier versions had none
+        if self._verbose and parts:
+            seconds = [f"{part} {part_s:.1f}" for part, part_s in parts.items()]
+            self._print(f"  seconds to the first step: {', '.join(seconds)}")
         if own["steps"]:
             return  # the last epoch has a line with its metrics
         self._print_parts("  last epoch", *_pairs(event.data["metrics"]))

@@ -25,6 +25,7 @@ from psrun.files import as_number, parse_json
 METRICS = "metrics.jsonl"
 IN_RUN_JSON = "in_run_json"  # false in an event that run.json does not have: its writer has metrics.jsonl only
 PENDING_LOSS = "pending_recovery"  # the loss that ended an attempt, until a later one trains
+_FIRST_STEP_PARTS = "time_to_first_step_by_part_s"
 _PERCENTILES = (50, 95, 99)
 _NAMES = tuple(f"p{percent}" for percent in _PERCENTILES)
 
@@ -452,9 +453,14 @@ def _with_recoveries(state: State, rows: list[State]) -> State:
 
 
 def _trained(state: State, event: Event) -> State:
-    """If several processes train one after another, the time to the first step is the first one's."""
-    first_s = state.get("time_to_first_step_s") or event.data["time_to_first_step_s"]
-    return {**event.data, "time_to_first_step_s": first_s, "wall_s": event.wall_s}
+    """If several processes train one after another, the time to the first step, and its parts, are the first one's."""
+    first = state
+    if not state.get("time_to_first_step_s"):
+        first = event.data
+    kept = {"time_to_first_step_s": first["time_to_first_step_s"]}
+    if _FIRST_STEP_PARTS in event.data:  # earlier versions had none
+        kept[_FIRST_STEP_PARTS] = first.get(_FIRST_STEP_PARTS)
+    return {**event.data, **kept, "wall_s": event.wall_s}
 
 
 CHANGES: dict[str, Change] = {

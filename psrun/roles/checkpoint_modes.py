@@ -328,7 +328,7 @@ def run_evaluate(run_config: RunConfig, context: TaskContext) -> None:
     with saved_program(run_config, context, state="evaluating") as saved:
         evaluator = evaluators.make(saved.program)
         assert evaluator is not None
-        result = evaluator.evaluate(saved.checkpoint.step, saved.chief.pulse.advance)
+        result = evaluators.timed(evaluator, saved.checkpoint.step, saved.chief.pulse.advance)
         raw = saved.program.config.raw
         settings = {name: raw[name] for name in _OF_EVALUATIONS}
         path = result.keep(saved.folder.evaluations, storage.digest(saved.checkpoint.files), settings)

@@ -54,7 +54,7 @@ from psrun.training.checkpointing import CheckpointSchedule
 from psrun.training.hooks import Hooks
 from psrun.training.loop import SynchronizedStop, Trainer, TrainingRun
 from psrun.training.metric_policies import metric_policies
-from psrun.training.progress import Pulse
+from psrun.training.progress import Pulse, StartClock
 
 TRAINERS = {"custom_loop": custom_loop.trainer, "fit": fit.trainer, "own_loop": own_loop.trainer}
 _VERSIONS = ("psrun", "tensorflow", "tf-keras", "keras", "hydra-core")
@@ -79,6 +79,7 @@ def run(run_config: RunConfig, context: TaskContext, stop: Stop) -> None:
         recording = Recording(folder, Path.cwd())
         recording.start()
     with Chief(run_config, context, reporter) as chief:
+        chief.start.ends("import")
         _prepare(run_config, context, stop)
         reporter.emit("start", title=run_config.title, run_folder=str(folder.path), notes=run_config.notes)
         versions = {name: version(name) for name in _VERSIONS}
@@ -91,6 +92,7 @@ def run(run_config: RunConfig, context: TaskContext, stop: Stop) -> None:
         stop.raise_if_requested()  # also where something discarded the exception of a signal
         run_config = _planned(run_config, source, reporter, folder)
         _report_data(run_config, source, reporter, folder)
+        chief.start.ends("data")
         with chief.program(run_config, source) as program:
             build.report_program(program, reporter, folder)
             if recording is not None:
@@ -98,6 +100,7 @@ def run(run_config: RunConfig, context: TaskContext, stop: Stop) -> None:
                 if changed:
                     reporter.warn(f"the code changed since the run last trained: {', '.join(changed)}")
             stop.raise_if_requested()
+            chief.start.ends("build")
             _train(program, trainer, hooks, chief, stop)
             if recording is not None:
                 recording.end()
@@ -177,7 +180,7 @@ def _train(program: Program, trainer: Trainer, hooks: Hooks, chief: Chief, stop:
         if sampler is not None:
             sampler.stop()
         run.monitor.stop()
-        folder.emit("trained", **_result(run, reporter))
+        folder.emit("trained", **_result(run, reporter, chief.start))
         _record_evaluator(program.config.evaluation, folder)
     _report_end(run, folder.stored(), reporter)
 
@@ -201,6 +204,7 @@ def _report_end(run: TrainingRun, result: Mapping[str, Any], reporter: Reporter)
         next=follows,
         metrics=result.get("metrics"),
         time_to_first_step_s=result.get("time_to_first_step_s"),
+        time_to_first_step_by_part_s=result.get("time_to_first_step_by_part_s"),
         steps_per_s=result.get("steps_per_s"),
         examples_per_s=result.get("examples_per_s"),
         step_time=result.get("step_time"),
@@ -349,17 +353,20 @@ def _export(program: Program, folder: RunFolder, reporter: Reporter) -> None:
     reporter.emit("export", step=loaded.checkpoint.step, path=str(path))
 
 
-def _result(run: TrainingRun, reporter: Reporter) -> dict[str, Any]:
+def _result(run: TrainingRun, reporter: Reporter, start: StartClock) -> dict[str, Any]:
     """The keys of run.json that are known once the training has ended, also after an error."""
     clock = run.clock
     monitor = run.monitor
     rate = clock.rate()
-    first_s = monitor.first_step_s
+    first_step_s = None
+    if monitor.first_step_s is not None:
+        first_step_s = round(reporter.wall_s - (time.monotonic() - monitor.first_step_s), 3)
     return {
         "steps": run.steps,
         "steps_per_s": rate,
         "examples_per_s": None if rate is None else rate * run.program.examples_per_step,
-        "time_to_first_step_s": None if first_s is None else round(reporter.wall_s - (time.monotonic() - first_s), 3),
+        "time_to_first_step_s": first_step_s,
+        "time_to_first_step_by_part_s": start.parts(first_step_s),
         "step_time": asdict(run.step_time) if run.step_time else None,
         "wall_s": round(reporter.wall_s, 3),
         "pid": os.getpid(),
@@ -390,6 +397,7 @@ class Chief:
     Attributes:
       folder, reporter: of the task.
       pulse: the heartbeat of this process.
+      start: where the time to the first step goes.
       topology: of a cluster of several processes; None for a single process.
     """
 
@@ -397,6 +405,7 @@ class Chief:
         self.folder = context.folder
         self.reporter = reporter
         self.pulse = Pulse()
+        self.start = StartClock(lambda: reporter.wall_s)
         self._mode = run_config.mode
         self._training: TrainingRun | None = None
         self._program: Program | None = None
@@ -497,7 +506,9 @@ class Chief:
         ):
             if self._reservation:
                 self._reservation.close()
-            yield self._connect(cluster, self._partitioner, topology)
+            distribution = self._connect(cluster, self._partitioner, topology)
+            self.start.ends("connect")
+            yield distribution
         if topology is not None and cluster.started_elsewhere:
             strategy.signal_run_over(topology)  # in other clusters the supervisor does
 

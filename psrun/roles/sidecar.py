@@ -234,7 +234,7 @@ class Sidecar:
         checkpoint = self._source.restore(built.network, name, built.config.trainer.num_steps)
         built.optimizer.iterations.assign(checkpoint.step)  # callbacks read the step there
         with data_errors():
-            return evaluation.evaluate(checkpoint.step, lambda: None), checkpoint
+            return evaluators.timed(evaluation, checkpoint.step, lambda: None), checkpoint
 
     def _report(self, evaluation: Evaluation, checkpoint: CheckpointInfo) -> None:
         """Reports an evaluation as an event, to the tracker, and as a file."""

@@ -15,6 +15,7 @@ from psrun.program import objective
 from psrun.program.compiled_model import Program, traced_forward
 from psrun.results import events, profiles
 from psrun.tf_internals import keras
+from psrun.training import evaluators
 from psrun.training.checkpointing import CheckpointSchedule
 from psrun.training.evaluators import Evaluation, Evaluator, undefined_warning
 from psrun.training.hooks import HookContext, Hooks
@@ -296,8 +297,8 @@ class Evaluations:
         """Evaluates if it is due, unless the process is to end; adds the results to the metrics of the epoch."""
         run = self._run
         if run.epoch.validation is not None:
-            examples_seen, metrics = run.epoch.validation
-            self._report(Evaluation("validation", context.step, examples_seen, dict(metrics)))
+            examples_seen, metrics, seconds = run.epoch.validation
+            self._report(Evaluation("validation", context.step, examples_seen, dict(metrics), seconds=seconds))
         is_due = run.epoch.is_last or run.program.config.evaluation.is_due(context.epoch)
         if self._evaluator is not None and is_due and not run.epoch.is_interrupted:
             self._evaluate(self._evaluator, context.step)
@@ -320,7 +321,7 @@ class Evaluations:
 
     def _evaluate(self, evaluator: Evaluator, step: int) -> None:
         self._run.monitor.begin("evaluating")
-        self._report(evaluator.evaluate(step, self._run.monitor.advance))
+        self._report(evaluators.timed(evaluator, step, self._run.monitor.advance))
 
     def _report(self, evaluation: Evaluation) -> None:
         run = self._run

@@ -14,8 +14,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -54,6 +55,7 @@ class Evaluation:
       estimates: by output ('' for the only one), what `psrun.parts.Gathered.result` gives to record; empty
         if there is none.
       warnings: of what was gathered (`psrun.parts.Gathered.warnings`); not recorded with the metrics.
+      seconds: that it took; None if nobody measured it.
     """
 
     mode: str
@@ -62,6 +64,7 @@ class Evaluation:
     metrics: dict[str, float | None]
     estimates: dict[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    seconds: float | None = field(default=None, compare=False)
 
     @property
     def values(self) -> dict[str, float]:
@@ -75,6 +78,8 @@ class Evaluation:
         del recorded["warnings"]
         if not self.estimates:
             del recorded["estimates"]
+        if self.seconds is None:
+            del recorded["seconds"]
         return recorded
 
     @property
@@ -275,6 +280,13 @@ class Evaluator(Protocol):
           progress: called periodically during the evaluation.
         """
         ...
+
+
+def timed(evaluator: Evaluator, step: int, progress: Callable[[], None]) -> Evaluation:
+    """`Evaluator.evaluate`, with the seconds that it took."""
+    began_s = time.monotonic()
+    evaluation = evaluator.evaluate(step, progress)
+    return replace(evaluation, seconds=round(time.monotonic() - began_s, 3))
 
 
 def make(program: Program) -> Evaluator | None:

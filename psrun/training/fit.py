@@ -5,6 +5,7 @@ run.
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -116,6 +117,8 @@ class Epochs(tf_keras.callbacks.Callback):
         self._last: Any = None
         self._own: dict[str, float | None] | None = None
         self._undefined_in_training: list[str] = []
+        self._validation_began_s = 0.0
+        self._validation_s = 0.0
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self._num_batches = self._first_batch
@@ -138,6 +141,10 @@ class Epochs(tf_keras.callbacks.Callback):
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
         self._join()
+        self._validation_began_s = time.monotonic()
+
+    def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
+        self._validation_s = round(time.monotonic() - self._validation_began_s, 3)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self._join()
@@ -150,7 +157,9 @@ class Epochs(tf_keras.callbacks.Callback):
         if type(self.model).test_step is tf_keras.Model.test_step:  # another one may report other metrics
             validation |= dict.fromkeys(self._undefined(validation))
         examples_seen = int(validation.pop(_SEEN, 0) or 0)
-        validated = (examples_seen, validation) if validation else None
+        validated = None
+        if validation:
+            validated = (examples_seen, validation, self._validation_s)
         # Keras' callbacks take what is not in the logs as not measured.
         logs.clear()
         logs |= evaluators.defined(metrics)

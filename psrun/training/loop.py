@@ -82,7 +82,7 @@ class Epoch:
       is_last: whether no epoch follows as planned; decided after it.
       is_interrupted: whether the process ends after this epoch.
       metrics: of its training steps.
-      validation: examples seen and metrics, where the trainer itself has evaluated.
+      validation: examples seen, metrics and seconds, where the trainer itself has evaluated.
       evaluation: the metrics of the evaluation after it as `val_*`, without undefined ones.
       values: all metrics that are known and defined.
     """
@@ -95,7 +95,7 @@ class Epoch:
     is_last: bool = False
     is_interrupted: bool = False
     metrics: Metrics = field(default_factory=dict)
-    validation: tuple[int, Metrics] | None = None
+    validation: tuple[int, Metrics, float] | None = None
     evaluation: Mapping[str, float] = field(default_factory=dict)
     values: dict[str, float] = field(default_factory=dict)
 
@@ -230,13 +230,13 @@ class TrainingRun:
         self._join()
 
     def after_epoch(
-        self, epoch: Epoch, metrics: Callable[[], Metrics], validation: tuple[int, Metrics] | None = None
+        self, epoch: Epoch, metrics: Callable[[], Metrics], validation: tuple[int, Metrics, float] | None = None
     ) -> dict[str, float]:
         """Joins the steps of an epoch and does what is due after it.
 
         Args:
           metrics: called when the steps are joined; returns the metrics of the epoch's training steps.
-          validation: examples seen and metrics, where the trainer itself has evaluated.
+          validation: examples seen, metrics and seconds, where the trainer itself has evaluated.
 
         Returns:
           The metrics of the evaluation as `val_*`, without undefined ones; empty where there was none.

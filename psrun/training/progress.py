@@ -205,6 +205,37 @@ class ProgressMonitor(Pulse):
         return self._program.distribution.strategy.experimental_local_results(variable)[0].numpy()
 
 
+class StartClock:
+    """Where the time from the begin of a run to its first step goes, in parts that follow each other.
+
+    Args:
+      wall_s: returns the seconds since the run began.
+    """
+
+    def __init__(self, wall_s: Callable[[], float]) -> None:
+        self._wall_s = wall_s
+        self._ends_s: dict[str, float] = {}
+
+    def ends(self, part: str) -> None:
+        """Call when a part ends, which is when the next one begins."""
+        self._ends_s[part] = self._wall_s()
+
+    def parts(self, first_step_s: float | None) -> dict[str, float] | None:
+        """The seconds of each part; `trace` is the last one. None without a first step.
+
+        Args:
+          first_step_s: when the first step had been applied, in seconds since the run began.
+        """
+        if first_step_s is None:
+            return None
+        seconds: dict[str, float] = {}
+        began_s = 0.0
+        for part, ended_s in [*self._ends_s.items(), ("trace", first_step_s)]:
+            seconds[part] = round(ended_s - began_s, 3)
+            began_s = ended_s
+        return seconds
+
+
 class Clock:
     """Times of epochs: from `epoch_begins` to `steps_joined`, without pauses.
 

@@ -57,6 +57,10 @@ def test_a_run_reports_on_the_terminal_and_in_its_folder(psrun, tmp_path):
     assert result["cluster"] == {"topology": "inprocess", "num_workers": 2, "num_ps": 2}
     assert result["steps"] == {"applied": 40, "scheduled": 40, "repeated": 0}
     assert 0 < result["time_to_first_step_s"] < result["wall_s"]
+    parts = result["time_to_first_step_by_part_s"]
+    assert [*parts] == ["import", "data", "connect", "build", "trace"]
+    assert min(parts.values()) >= 0
+    assert sum(parts.values()) == pytest.approx(result["time_to_first_step_s"], abs=0.005)
     assert result["overrides"] == ["experiment=smoke"]
     assert {row["task"] for row in result["placement"] if row["variable"].startswith("embedding")} == {"ps-0", "ps-1"}
     assert result["evaluation"]["examples_seen"] == result["data"]["num_eval_examples"] == 100
@@ -66,6 +70,9 @@ def test_a_run_reports_on_the_terminal_and_in_its_folder(psrun, tmp_path):
         "start", "placement", *each_epoch * 2, "end",
     ]  # fmt: skip
     assert (kinds[0], kinds[-1]) == ("begun", "ended")
+    timed = [event["seconds"] for event in done.events if event["event"] in ("epoch", "checkpoint", "evaluation")]
+    assert len(timed) == 6
+    assert min(timed) > 0
     assert (done.folder / "config.yaml").exists()
     assert (done.folder / ".hydra" / "overrides.yaml").exists()
     assert list(temporary.iterdir()) == []
@@ -224,6 +231,7 @@ def test_components_of_a_user_train_and_evaluate_without_touching_psrun(psrun, t
     assert "end of epoch 1 ['loss', 'mae', 'val_loss', 'val_mae']" in done.stdout
     assert len((done.folder / "epochs.csv").read_text().splitlines()) == 4
     evaluations = [event for event in done.events if event["event"] == "evaluation"]
+    assert all(event["seconds"] > 0 for event in evaluations)
     assert [event["step"] for event in evaluations] == [40, 60]  # every second epoch, and after the last one
     assert done.result["evaluation"]["mode"] == "quick"
     assert done.result["metrics"]["val_loss"] < 0.5

@@ -322,6 +322,19 @@ def test_the_last_lines_have_the_best_evaluation_its_checkpoint_and_the_next_com
     ]
 
 
+def test_the_time_to_the_first_step_is_shown_by_part_only_where_all_is_shown():
+    own = {"steps": 8, "seconds": 1.0}
+    parts = {"import": 4.46, "data": 1.5, "trace": 2.0}
+    end = {"metrics": {}, "time_to_first_step_s": 7.96, "time_to_first_step_by_part_s": parts, "this_process": own}
+    event = Event("end", 8, 9.5, end)
+    whole = "completed 8 steps in 9.5 s (first step after 8.0 s)"
+    assert printed(event).splitlines() == [whole]
+    assert printed(event, verbose=True).splitlines() == [
+        whole,
+        "  seconds to the first step: import 4.5, data 1.5, trace 2.0",
+    ]
+
+
 def test_the_best_evaluation_may_have_no_checkpoint_may_be_the_last_and_may_not_be_final():
     keeps = "checkpoint.best_metric=val_auc checkpoint.best_mode=max"
     assert ended(best={**BEST, "keeps": keeps})[1:4] == [

@@ -205,12 +205,13 @@ def test_the_evaluation_of_the_trainer_itself_is_reported_also_by_a_process_that
 
     def validated(run: Any) -> None:
         stop(run)
-        run.epoch.validation = (NUM_EVAL, {"loss": 0.25})
+        run.epoch.validation = (NUM_EVAL, {"loss": 0.25}, 1.5)
 
     with pytest.raises(Interrupted):
         done.train(Script(at={"saved 5": validated}), evaluates=False)
     (evaluation,) = done.of("evaluation")
     assert (evaluation.data["mode"], evaluation.data["metrics"]) == ("validation", {"loss": 0.25})
+    assert evaluation.data["seconds"] == 1.5
 
 
 def test_the_checkpoint_of_an_epoch_has_the_learning_rate_that_its_loss_decided_on(tmp_path):

@@ -12,7 +12,7 @@ import pytest
 from psrun.results.run_folder import RunFolder
 from psrun.training import progress
 from psrun.training.hooks import HookContext, Hooks
-from psrun.training.progress import Clock, running_mean
+from psrun.training.progress import Clock, StartClock, running_mean
 
 pytestmark = pytest.mark.tensorflow
 
@@ -143,3 +143,14 @@ def test_a_hook_that_is_called_while_steps_run_has_the_metrics_of_the_monitor(tm
     assert hooks._called_during(hook, lambda context: calls.append(context), SimpleNamespace(), monitor)
     assert (calls[0].step, calls[0].epoch) == (172, 2)
     assert (calls[0].metrics, calls[0].running_loss) == ({"loss": 0.6, "auc": 0.8}, 0.5)
+
+
+def test_the_parts_of_the_time_to_the_first_step_add_up_to_it():
+    times = iter([4.5, 6.0, 6.25, 8.0])
+    clock = StartClock(lambda: next(times))
+    for part in ("import", "data", "connect", "build"):
+        clock.ends(part)
+    assert clock.parts(None) is None
+    parts = clock.parts(9.5)
+    assert parts == {"import": 4.5, "data": 1.5, "connect": 0.25, "build": 1.75, "trace": 1.5}
+    assert sum(parts.values()) == 9.5
