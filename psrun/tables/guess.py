@@ -288,7 +288,8 @@ def _checked_label(name: str, files: TrainingFiles, task: str) -> list[str]:
 def check_numbers(files: TrainingFiles, specs: Mapping[str, ColumnSpec], split: splits.SplitSpec) -> None:
     """Checks the columns that a new run reads as plain numbers.
 
-    Of a configuration that describes all of them, the first rows of the files decide whether to look at all.
+    Of a configuration that describes all of them, the first rows of the files decide whether to look at all rows, and
+    the first rows of these columns whether to look at the other columns, which may be many.
 
     Args:
       specs: of features, labels and weights.
@@ -299,6 +300,8 @@ def check_numbers(files: TrainingFiles, specs: Mapping[str, ColumnSpec], split: 
     if files.columns is None:
         return
     _check_times(files, split)
+    if not files.are_profiled and _are_clear(files, specs):
+        return
     if not files.are_profiled:
         try:
             _check_columns(files.first_profiles, specs, files.layout)
@@ -321,14 +324,43 @@ def _check_times(files: TrainingFiles, split: splits.SplitSpec) -> None:
         raise ConfigError([Problem(f"{splits.KEY}.column", message)])
 
 
-def _check_columns(looked: Mapping[str, Profile], specs: Mapping[str, ColumnSpec], layout: Layout) -> None:
+def _are_clear(files: TrainingFiles, specs: Mapping[str, ColumnSpec]) -> bool:
+    """Whether `_check_columns` accepts the first rows of the files, by the columns that it checks alone.
+
+    It asks the other columns only about a number that has two readings.
+    """
+    assert files.columns is not None
+    checked = _checked(specs, files.columns)
+    if not checked:
+        return True
+    columns = [*dict.fromkeys(spec.column for spec in checked)]
+    looked = profiles.profile_first_rows(files.names, files.layout, columns)
+    for spec in checked:
+        profile = looked[spec.column]
+        if profile.two_ways is not None or _has_many_labels(profile, spec):
+            return False
+    return True
+
+
+def _checked(specs: Mapping[str, ColumnSpec], columns: Collection[str]) -> list[ColumnSpec]:
+    """The columns that are read as plain numbers, of those that the files have."""
+    checked = []
     for spec in specs.values():
-        if spec.column not in looked or spec.dtype != "float32" or spec.vocabulary is not None:
-            continue
+        if spec.column in columns and spec.dtype == "float32" and spec.vocabulary is None:
+            checked.append(spec)
+    return checked
+
+
+def _has_many_labels(profile: Profile, spec: ColumnSpec) -> bool:
+    """Whether a binary label has more values than a column of classes."""
+    return spec.is_label and spec.num_classes == 2 and profile.num_values > label_guess.FEW_CLASSES
+
+
+def _check_columns(looked: Mapping[str, Profile], specs: Mapping[str, ColumnSpec], layout: Layout) -> None:
+    for spec in _checked(specs, looked):
         if spec.part is None and spec.decimal_mark is None:
             decimal_marks.check(looked, [spec.column], layout)
-        is_binary = spec.is_label and spec.num_classes == 2
-        if is_binary and looked[spec.column].num_values > label_guess.FEW_CLASSES:
+        if _has_many_labels(looked[spec.column], spec):
             label_guess.check(looked[spec.column], "binary")
 
 

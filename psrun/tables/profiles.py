@@ -172,19 +172,24 @@ def profile_files(
     return profiles
 
 
-def profile_first_rows(names: Sequence[str], layout: Layout) -> dict[str, Profile]:
+def profile_first_rows(names: Sequence[str], layout: Layout, wanted: Sequence[str] | None = None) -> dict[str, Profile]:
     """The profile of each column over the first rows of the first files.
 
     Of text these are up to 16 files; of other formats it is one, since the types of the others may differ.
+
+    Args:
+      wanted: the columns to profile, which are in the files; None for all.
 
     Raises:
       DataError: a file cannot be read, or has other columns than the first.
     """
     columns = formats.suggestions(names[0], layout)
-    profilers = {column: Profiler(column) for column in columns}
+    if wanted is None:
+        wanted = columns
+    profilers = {column: Profiler(column) for column in wanted}
     for name in names[: _LOOKED if layout.is_text else 1]:
         formats.check_columns(name, layout, names[0], columns)
-        rows = next(formats.rows(name, columns, layout), None)
+        rows = next(formats.rows(name, wanted, layout), None)
         if rows is None:
             continue
         for column, profiler in profilers.items():

@@ -16,6 +16,7 @@ from table_files import read, table, write
 from psrun.errors import ConfigError, DataError
 from psrun.results.run_folder import RunFolder
 from psrun.roles import planner
+from psrun.tables import profiles
 
 pytestmark = pytest.mark.tensorflow
 SEMICOLON = {"delimiter": ";", "decimal_mark": ","}
@@ -77,6 +78,26 @@ def test_described_numbers_of_two_readings_ask_too(tmp_path, row, options, colum
         table(path, delimiter=";", **options)
     source = table(path, delimiter=";", decimal_mark=",", **options)
     assert source.num_train_examples == 19
+
+
+def test_the_check_of_described_numbers_looks_at_other_columns_only_where_a_number_has_two_readings(
+    tmp_path, monkeypatch
+):
+    looked = []
+    of_first_rows = profiles.profile_first_rows
+
+    def noting(names, layout, wanted=None):
+        found = of_first_rows(names, layout, wanted)
+        looked.append([*found])
+        return found
+
+    monkeypatch.setattr(profiles, "profile_first_rows", noting)
+    options = {"features": {"y": {}, "w": {"dtype": "string"}}, "task": "binary"}
+    table(text(tmp_path / "a.csv", "x,y,w,label", *(f"{n}1,{n}.5,b,{n % 2}" for n in range(20))), **options)
+    assert looked == [["y", "label"]]
+    looked.clear()
+    table(text(tmp_path / "b.csv", "x,y,w,label", *(f"{n}1,{n}.775,b,{n % 2}" for n in range(1, 20))), **options)
+    assert looked == [["y", "label"], ["x", "y", "w", "label"]]
 
 
 def test_a_split_by_numbers_of_two_readings_asks(tmp_path):
