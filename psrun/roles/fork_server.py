@@ -21,8 +21,9 @@ from typing import Any, NoReturn
 
 from psrun import process
 from psrun.launch.child_processes import MAX_MESSAGE_BYTES
-from psrun.roles import run_process, table
+from psrun.tf_internals import modules
 
+_RUN_PROCESS = "psrun.roles.run_process"
 # Their threads have handlers that run at a fork: the pool of OpenBLAS, and the allocator of Arrow.
 _WITH_THREADS = ("numpy", "pyarrow")
 _IMPORTED = ("chief", "server", "sidecar")
@@ -55,8 +56,12 @@ def main() -> None:
 def _import() -> set[str]:
     """Imports what tasks need; returns the threads of the libraries that may have some."""
     unknown = _threads() - {str(os.getpid())}  # of what Python imports at its start
+    loading = modules.load_libraries()  # half a second, in which these modules are imported
+    importlib.import_module(_RUN_PROCESS)
+    table = importlib.import_module("psrun.roles.table")
     for name in _WITH_THREADS:
         importlib.import_module(name)
+    loading.join()
     threads = _threads() - unknown
     for name in _IMPORTED:
         table.import_role(name)
@@ -130,7 +135,8 @@ def _fork_again(request: dict[str, Any], descriptors: list[int], requests: socke
         os._exit(1)
     requests.send(json.dumps({"id": request["id"], "pid": os.getpid()}).encode())
     requests.close()
-    run_process.run_prepared(Path(request["folder"]))
+    importlib.import_module(_RUN_PROCESS).run_prepared(Path(request["folder"]))
+    raise AssertionError("unreachable")
 
 
 def _become_task(request: dict[str, Any], output: int, folder: int) -> None:
