@@ -250,9 +250,11 @@ def look(path: Path, *, supervised: bool = False) -> RunState:
     beats = task_files.beats(path)
     written_s = _written_s(path)
     over = result.get("status") in OVER
-    alive = None if supervised else is_alive(path, result)
-    # Tasks may still work, such as on the last evaluation, or be about to be started again.
     has_shared = os.path.exists(task_files.shared(path))
+    alive = None
+    if not supervised and (has_shared or not over):  # of most runs nothing is left that could be alive
+        alive = is_alive(path, result)
+    # Tasks may still work, such as on the last evaluation, or be about to be started again.
     has_tasks = has_shared and (alive or any(age_s(beat) < _FRESH_S for beat in beats.values()))
     ended = over and (supervised or not has_tasks)
     gone = ""

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import re
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -14,23 +12,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from psrun import files
 from psrun.config import choices, groups
 from psrun.config.clusters import EngineJob
 from psrun.errors import PsrunError
 from psrun.results import run_folder, run_state
-from psrun.results.run_folder import CONFIG, PENDING, flat
+from psrun.results.run_folder import PENDING
 from psrun.results.run_state import GONE, UNKNOWN, printable
 from psrun.runs.report import rows, runs
 from psrun.runs.report.rows import Row
-from psrun.runs.report.runs import LOADER, Run
+from psrun.runs.report.runs import Run
 from psrun.runs.sweeps.sweep import DEFAULT_METRICS, RECORD, Job, Sweep, best_of
 from psrun.runs.sweeps.sweep_state import SweepReader, SweepState, has_lost_its_job, ranking_of
 
-# The parts of config.yaml, as psrun writes it, that say where a run is, its model, and by which metric it is judged.
-_SECTIONS = re.compile(r"^(?:cluster|model|sweep|early_stopping|reduce_lr):.*\n?(?:[ #].*\n?|\n)*", re.MULTILINE)
 _CHOSEN = ("early_stopping.metric", "reduce_lr.metric")  # further keys that name the metric of a run
 
 
@@ -138,7 +132,7 @@ def of_run(folder: str) -> Entry:
     """The entry of a run folder, as its files are now."""
     path = Path(folder)
     state = run_state.look(path)
-    run = Run(state, path.name, _config(path), problem="")
+    run = Run(state, path.name, runs.config_of(state)[0], problem="")
     metrics = rows.metrics(run)
     best = best_of(run.result)
     metric = _metric(run, metrics, best)
@@ -180,19 +174,6 @@ def _waiting_job(state: run_state.RunState) -> EngineJob | None:
         if job.waits:
             return job
     return None
-
-
-def _config(path: Path) -> Mapping[str, Any]:
-    """The keys of the configuration that the list needs, by dotted key; a whole file takes longer than all the rest."""
-    try:
-        text = (path / CONFIG).read_text(encoding="utf-8")
-    except (OSError, ValueError):
-        text = ""
-    sections = _SECTIONS.findall(text)
-    if "cluster:" in {section.partition("\n")[0].rstrip() for section in sections}:
-        with contextlib.suppress(yaml.YAMLError):
-            return flat(files.as_mapping(yaml.load("".join(sections), Loader=LOADER)))
-    return runs.read(path, path.name).config  # a person wrote it, or the run did not
 
 
 def of_sweep(folder: str, inside: Sequence[Entry]) -> SweepEntry:

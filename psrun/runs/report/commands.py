@@ -27,7 +27,7 @@ def main(arguments: list[str]) -> ExitCode:
     _check(options)
     folders = [run_state.resolve(word) for word in options.folder]
     against = [run_state.resolve(word) for word in options.against]
-    report = _Report([*folders, *against], options.where, options.sort)
+    report = _Report([*folders, *against], options.where, options.sort, of_all_keys=options.columns is not None)
     columns = report.named_columns(options.columns) if options.columns is not None else []
     compared = report.compared(against, options.metric, pair=not options.unpaired) if against else None
     # Standard output holds nothing but the data.
@@ -40,7 +40,9 @@ def main(arguments: list[str]) -> ExitCode:
             output.write(console, target, write(records, fields))
     if options.html is not None:
         titles = [printable(folder) for folder in (*folders, *against)]
-        html = page.render(report.runs, report.axes, ranking=report.ranking, named=titles, compared=compared)
+        html = page.render(
+            report.runs, report.rows, report.axes, ranking=report.ranking, named=titles, compared=compared
+        )
         output.write(console, options.html, html)
     if not any((options.csv, options.json, options.html)):
         if compared:
@@ -120,15 +122,18 @@ class _Report:
       metrics: the names of their metrics: the one that ranks them, then those of evaluations.
     """
 
-    def __init__(self, folders: Sequence[Path], where: Sequence[str], sort: Sequence[str]) -> None:
+    def __init__(
+        self, folders: Sequence[Path], where: Sequence[str], sort: Sequence[str], *, of_all_keys: bool
+    ) -> None:
         everything = runs.find(folders)
         by_name = {run.name: run for run in everything}
-        self.rows = rows.ordered(rows.matching([rows.row(run) for run in everything], where), sort)
+        to_row = rows.row if of_all_keys or where or sort else rows.brief_row
+        self.rows = rows.ordered(rows.matching([to_row(run) for run in everything], where), sort)
         self.runs = [by_name[row["run"]] for row in self.rows]
         self.axes = rows.axes(self.runs)
         self.ranking = ranking.of_runs(self.runs)
         self.metrics = self.ranking.first(rows.metric_names(self.runs))
-        self._sort = sort
+        self._sort = [rows.sort_key(key, self.rows) for key in sort]
 
     def named_columns(self, text: str) -> list[str]:
         """The columns in `text`, as of --columns."""
@@ -156,7 +161,11 @@ class _Report:
 
     def folded(self, columns: list[str], fold: bool) -> tuple[list[rows.Row], list[str]]:
         """Rows and columns; with `fold`, runs that differ only in the seed are one row."""
-        records = rows.folded(self.rows, rows.groups(self.runs)) if fold else self.rows
+        records = self.rows
+        if fold:
+            sorted_by = [key.removeprefix("-") for key in self._sort]
+            needed = dict.fromkeys([*columns, *sorted_by, str(self.ranking.metric)])
+            records = rows.folded(self.rows, rows.groups(self.runs), [*needed])
         if len(records) == len(self.rows):
             return self.rows, columns
         columns = [rows.FOLDED if column == rows.SEED else column for column in columns if column != "folder"]

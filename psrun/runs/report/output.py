@@ -27,7 +27,8 @@ def on_paper(console: Console, records: Sequence[rows.Row], columns: Sequence[st
     room = max(console.width, table.least_width(records, columns)) if terminal else None
     out = io.StringIO()
     paper = Console(file=out, width=room or _ENDLESS, force_terminal=terminal, highlight=False)
-    paper.print(table.table(records, columns, room))
+    for line in table.lines(records, columns, paper, room):
+        out.write(f"{line}\n")
     for line in lines:
         paper.print(folded(Text(line), line_width(console)), soft_wrap=True)
     return out.getvalue()

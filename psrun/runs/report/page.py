@@ -32,6 +32,7 @@ Values = dict[str, Any]
 
 def render(
     runs: Sequence[Run],
+    records: Sequence[rows.Row],
     axes: Sequence[str],
     *,
     ranking: Ranking,
@@ -42,6 +43,7 @@ def render(
 
     Args:
       runs: in the order of the list.
+      records: their rows.
       axes: the keys in which runs differ, for the filters.
       named: the folders of the report.
       compared: the runs against a baseline, for their own card.
@@ -56,13 +58,13 @@ def render(
     here = resources.files(__package__)
     names = ("page.html", "page.css", "charts.js", "page.js")
     html, style, charts, script = ((here / name).read_text(encoding="utf-8") for name in names)
-    values = {**_data(runs, axes, named), **_ranked(runs, ranking), "compared": _compared(compared)}
+    values = {**_data(runs, records, axes, named), **_ranked(runs, ranking), "compared": _compared(compared)}
     data = json.dumps(values, allow_nan=False, separators=(",", ":"), default=str)
     data = data.replace("<", "\\u003c")  # data must not close the element that holds it
     return Template(html).substitute(data=data, style=style, library=library, charts=charts, script=script)
 
 
-def _data(runs: Sequence[Run], axes: Sequence[str], named: Sequence[str]) -> Values:
+def _data(runs: Sequence[Run], records: Sequence[rows.Row], axes: Sequence[str], named: Sequence[str]) -> Values:
     configs = [run.used for run in runs if run.config]
     first = configs[0] if configs else {}
     common = {k: value for k, value in first.items() if all(k in each and each[k] == value for each in configs)}
@@ -75,7 +77,7 @@ def _data(runs: Sequence[Run], axes: Sequence[str], named: Sequence[str]) -> Val
         "versions": sorted(versions - {"None"}),
         "axes": headings(axes),
         "common": {key: rows.shown(value) for key, value in common.items()},
-        "runs": [_run(*each, common) for each in zip(runs, rows.groups(runs), _texts(runs, axes))],
+        "runs": [_run(*each, common) for each in zip(runs, records, rows.groups(runs), _texts(records, axes))],
     }
 
 
@@ -94,16 +96,14 @@ def _compared(compared: comparison.Comparisons | None) -> Values | None:
     return {"rows": records, "table": table, "notes": notes}
 
 
-def _texts(runs: Sequence[Run], axes: Sequence[str]) -> list[dict[str, str]]:
+def _texts(records: Sequence[rows.Row], axes: Sequence[str]) -> list[dict[str, str]]:
     """The values of each run by axis."""
-    records = [rows.row(run) for run in runs]
     by_axis = {axis: rows.briefly([each.get(axis) for each in records], distinct=True) for axis in axes}
-    return [{axis: texts[place] for axis, texts in by_axis.items()} for place in range(len(runs))]
+    return [{axis: texts[place] for axis, texts in by_axis.items()} for place in range(len(records))]
 
 
-def _run(run: Run, group: int, axes: Mapping[str, str], common: Mapping[str, Any]) -> Values:
+def _run(run: Run, row: rows.Row, group: int, axes: Mapping[str, str], common: Mapping[str, Any]) -> Values:
     happened, problem = events(run)
-    row = rows.row(run)
     cluster = as_mapping(run.result.get("cluster"))
     return {
         "name": run.name,
@@ -116,7 +116,7 @@ def _run(run: Run, group: int, axes: Mapping[str, str], common: Mapping[str, Any
         "axes": axes,
         "numbers": {axis: as_number(row.get(axis)) for axis in axes},
         "metrics": rows.metrics(run),
-        **{name: row[name] for name in (*rows.MEASURED, "time_to_first_step_s") if name in row},
+        **{name: row[name] for name in rows.MEASURED},
         "workers": as_number(cluster.get("num_workers")),
         "ps": as_number(cluster.get("num_ps")),
         "topology": cluster.get("topology"),

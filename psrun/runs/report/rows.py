@@ -52,6 +52,11 @@ def row(run: Run) -> Row:
     results = flat({name: value for name, value in run.result.items() if name not in skipped})
     if run.config:  # which has them, too
         results = {key: value for key, value in results.items() if not key.startswith("data.features.")}
+    return {**results, **brief_row(run)}
+
+
+def brief_row(run: Run) -> Row:
+    """The values of a run without those of run.json that are shown only where they are named."""
     steps = as_mapping(run.result.get("steps"))
     stale = flat({"staleness": as_mapping(run.result.get("staleness"))})
     recoveries = run.result.get("recoveries")
@@ -59,7 +64,7 @@ def row(run: Run) -> Row:
     # An experiment is not a key of the configuration.
     experiment = {key: value for key, value in run.overrides.items() if key == "experiment"}
     return {
-        **results, **{name: each for name, each in stale.items() if as_number(each) is not None},
+        **{name: each for name, each in stale.items() if as_number(each) is not None},
         **{f"steps.{name}": value for name, value in steps.items()},
         **experiment, **run.used, **mappings(run.used), **choices(run.config),
         **called,
@@ -121,6 +126,8 @@ def choices(config: Mapping[str, Any]) -> dict[str, str]:
     """The choice of each group: {'partitioner': 'min_size', 'optimizer': 'Adagrad'}."""
     by_group = {}
     for key, value in config.items():
+        if not key.endswith(_TYPES):
+            continue
         group, _, last = key.rpartition(".")
         if last in _TYPES and group and "." not in group:
             by_group[group] = str(value).rpartition(".")[2]
@@ -131,6 +138,8 @@ def mappings(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """The mappings below a key of a group, such as 'data.features.price', by dotted key."""
     found: dict[str, dict[str, Any]] = {}
     for key, value in config.items():
+        if key.count(".") < 2:
+            continue
         parts = key.split(".")
         for count in range(len(parts) - 1, 1, -1):
             outer = found.setdefault(".".join(parts[:count]), {})
@@ -164,7 +173,8 @@ def _joined(runs: Sequence[Run]) -> list[Row]:
     So are the features of data if most of them are not in all runs.
     """
     nested = [mappings(run.config) for run in runs]
-    partial = {key: None for each in nested for key in each if any(key not in other for other in nested)}
+    having = Counter(key for each in nested for key in each)
+    partial = {key: None for key, number in having.items() if number < len(runs)}
     names = {f"{_FEATURES}.{name}" for each in nested for name in each.get(_FEATURES, {})}
     if 2 * len(partial.keys() & names) > len(names):
         partial[_FEATURES] = None
@@ -174,8 +184,9 @@ def _joined(runs: Sequence[Run]) -> list[Row]:
         return any(".".join(parts[:count]) in partial for count in range(2, len(parts)))
 
     whole = [key for key in partial if not is_inside(key)]
+    inside = {key for key in set().union(*(run.config for run in runs)) if is_inside(key)}
     return [
-        {key: value for key, value in run.config.items() if not is_inside(key)}
+        {key: value for key, value in run.config.items() if key not in inside}
         | {key: each[key] for key in whole if key in each}
         for run, each in zip(runs, nested)
     ]
@@ -203,7 +214,8 @@ def _is_aside(key: str) -> bool:
 
 def differs(values: Iterable[Any]) -> bool:
     """Whether there are different values; 1 and 1.0 are equal."""
-    return len({_text(value) for value in values}) > 1
+    objects = {id(value): value for value in values}  # most values of many runs are the same object
+    return len({_text(value) for value in objects.values()}) > 1
 
 
 def _text(value: Any) -> str:
@@ -294,11 +306,17 @@ def ordered(rows: Sequence[Row], keys: Sequence[str]) -> list[Row]:
     """Rows sorted by the first of `keys`, then the next; '-KEY' is descending. Rows without the value come last."""
     result = list(rows)
     for key in reversed(keys):
-        name = full_key(key.removeprefix("-"), rows)
+        name = sort_key(key, rows).removeprefix("-")
         has = [each for each in result if each.get(name) is not None]
         has.sort(key=lambda each: _rank(each[name]), reverse=key.startswith("-"))
         result = has + [each for each in result if each.get(name) is None]
     return result
+
+
+def sort_key(key: str, rows: Sequence[Row]) -> str:
+    """KEY or '-KEY' with the whole name of the column. Raises ConfigError as `full_key`."""
+    sign = "-" if key.startswith("-") else ""
+    return sign + full_key(key.removeprefix("-"), rows)
 
 
 def _rank(value: Any) -> tuple[int, float, list[tuple[int, int | str]]]:
@@ -323,24 +341,29 @@ def groups(runs: Sequence[Run]) -> list[int]:
     return group_of_run
 
 
-def folded(rows: Sequence[Row], numbers: Sequence[int]) -> list[Row]:
-    """Joins the rows of a group whose seeds differ: measured values become a Spread."""
+def folded(rows: Sequence[Row], numbers: Sequence[int], columns: Sequence[str]) -> list[Row]:
+    """Joins the rows of a group whose seeds differ: measured values become a Spread.
+
+    Args:
+      numbers: of the rows' groups.
+      columns: that a joined row has; beside them it has the status, the error, FOLDED and SEEDS.
+    """
     together: dict[int, list[Row]] = {}
     for each, which in zip(rows, numbers):
         together.setdefault(which, []).append(each)
     return [
         merged
         for same in together.values()
-        for merged in ([_one(same)] if differs(each.get(SEED) for each in same) else same)
+        for merged in ([_one(same, columns)] if differs(each.get(SEED) for each in same) else same)
     ]
 
 
-def _one(same: Sequence[Row]) -> Row:
+def _one(same: Sequence[Row], columns: Sequence[str]) -> Row:
     """The row of runs that differ only in the seed. If any of them is completed, measured values are its values."""
     completed = [each for each in same if each["status"] == "completed"]
     measured = completed or same
     merged: Row = {}
-    for key in dict.fromkeys(key for each in same for key in each):
+    for key in columns:
         values = [each[key] for each in same if each.get(key) is not None]
         numbers = [value for value in values if as_number(value) is not None]
         if len(numbers) == len(values):

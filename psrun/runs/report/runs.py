@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,10 @@ from psrun.results.events import METRICS, Event, EventReader
 from psrun.results.run_folder import CONFIG, RESULT, flat
 from psrun.results.run_state import LEVELS, QUIET_S, RunState, below, existing, natural, printable
 
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the one in C is twenty times as fast
-
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the one in C is twenty times as fast
+# A key of the outermost mapping with its value, which ends before the next such key; no marker of another document.
+_SECTION = re.compile(r"[A-Za-z_]\w*:(?= |$).*\n?(?:(?:[ #]|-(?!--)).*\n?|\n)*", re.MULTILINE)
+_SECTIONS_KEPT = 512  # a configuration has about 25
 _RATE = "optimizer.learning_rate"
 _RESULTS = ("epoch", "evaluation", "staleness")
 
@@ -129,15 +131,24 @@ def _is_undone(event: Event, restored: int) -> bool:
 def read(path: Path, name: str) -> Run:
     """The run in the folder `path`, as far as it can be read."""
     state = run_state.look(path)
-    config, problem = load_mapping(path / CONFIG, _yaml)
+    config, problem = config_of(state)
     missing = ": the run has not started, or ended before writing it" if state.problem == f"no {RESULT}" else ""
     problems = [state.problem + missing, problem, state.gone]
     if state.status == "running" and state.quiet_s > QUIET_S and not state.gone:
         problems.append(f"has the status running, but wrote nothing for {state.quiet_s / 3600:.1f} h")
-    values = flat(_with_guess(config, state.result)) or {
-        key: _value(text) for key, text in by_key(state.overrides).items()
-    }
-    return Run(state, name, values, "; ".join(filter(None, problems)))
+    return Run(state, name, config, "; ".join(filter(None, problems)))
+
+
+def config_of(state: RunState) -> tuple[Mapping[str, Any], str]:
+    """The configuration of a run as in `Run`, and in one line why config.yaml cannot be read.
+
+    Without the file it is what the command line says.
+    """
+    config, problem = load_mapping(state.path / CONFIG, _parse_config)
+    values = flat(_with_guess(config, state.result))
+    if values:
+        return values, problem
+    return {key: _value(text) for key, text in by_key(state.overrides).items()}, problem
 
 
 def _with_guess(config: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, Any]:
@@ -161,9 +172,37 @@ def by_key(overrides: Sequence[str]) -> dict[str, str]:
     return {key.lstrip("+~").partition("@")[0]: value for key, _, value in pairs}
 
 
+def _parse_config(text: str) -> Any:
+    """What a configuration in YAML says. Raises ValueError.
+
+    Runs of a sweep differ in few keys, and YAML takes longer than all the rest of a report: a section of the text that
+    many runs have is parsed once. A text that is no sequence of sections, which psrun does not write, is parsed whole.
+    """
+    values: dict[str, Any] = {}
+    place = 0
+    while place < len(text):
+        section = _SECTION.match(text, place)
+        parsed = None if section is None else _section(section[0])
+        if section is None or parsed is None:
+            return _yaml(text)
+        values |= parsed
+        place = section.end()
+    return values or _yaml(text)
+
+
+@lru_cache(_SECTIONS_KEPT)
+def _section(text: str) -> Mapping[str, Any] | None:
+    """The mapping that a part of a configuration is, for all who read it; None if it alone is none."""
+    try:
+        parsed = yaml.load(text, Loader=_LOADER)
+    except yaml.YAMLError:  # such as an alias of another section
+        return None
+    return parsed if isinstance(parsed, dict) else None
+
+
 def _yaml(text: str) -> Any:
     try:
-        return yaml.load(text, Loader=LOADER)
+        return yaml.load(text, Loader=_LOADER)
     except yaml.YAMLError as error:
         raise ValueError(str(error)) from error
 

@@ -7,10 +7,12 @@ import io
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import repeat, zip_longest
 from typing import Any
 
 from rich.cells import cell_len
-from rich.table import Table
+from rich.console import Console
+from rich.control import strip_control_codes
 from rich.text import Text
 
 from psrun.config.groups import key_of
@@ -19,7 +21,7 @@ from psrun.runs.report.rows import FOLDED, SEEDS, Row, briefly, shown
 from psrun.runs.report.runs import Run
 from psrun.runs.report.spread import Spread
 
-_BETWEEN = 2  # characters between two columns
+_BETWEEN = "  "  # two columns
 _STATISTICS = ("mean", "p50", "p95", "p99", "max", "min")  # of something: alone they say nothing
 
 
@@ -55,57 +57,90 @@ def _end(column: str) -> str:
 class _Column:
     """A column with its cells. Text may be broken between words; a number may not."""
 
+    name: str
     head: str
-    cells: list[Text]
+    cells: list[str]
     is_text: bool
 
     @property
     def most(self) -> int:
         """Characters of its longest line."""
-        return max(len(self.head), *(cell.cell_len for cell in self.cells))
+        return max(len(self.head), *map(cell_len, self.cells))
 
     @property
     def least(self) -> int:
         """Characters of its longest word."""
-        words = (cell_len(word) for cell in self.cells for word in cell.plain.split())
+        words = (cell_len(word) for cell in self.cells for word in cell.split())
         return max(len(self.head), *words, 0) if self.is_text else self.most
 
+    def style(self, cell: str) -> str:
+        return states.state(cell).style if self.name == "status" else ""
 
-def table(rows: Sequence[Row], columns: Sequence[str], room: int | None = None) -> Table:
-    """One row per run, with numbers aligned to the right.
+
+def lines(rows: Sequence[Row], columns: Sequence[str], paper: Console, room: int | None = None) -> list[str]:
+    """A line of headings, then one row per run, with numbers aligned to the right.
+
+    A table of rich is laid out anew for each of its cells: thousands of rows take seconds.
 
     Args:
+      paper: gives the styles.
       room: the characters of a line; text is broken between words if necessary. None: no text is broken.
     """
-    grid = Table(box=None, pad_edge=False, header_style="bold")
     shown = _columns(rows, columns)
+    widths = _widths(shown, room)
+    text = [_padded(column, column.head, width, "bold", paper) for column, width in zip(shown, widths)]
+    found = [_BETWEEN.join(text)]
+    for cells in zip(*(column.cells for column in shown)):
+        broken = [_broken(cell, width, paper) for cell, width in zip(cells, widths)]
+        styles = [column.style(cell) for column, cell in zip(shown, cells)]
+        for parts in zip_longest(*broken, fillvalue=""):
+            text = list(map(_padded, shown, parts, widths, styles, repeat(paper)))
+            found.append(_BETWEEN.join(text))
+    return found
+
+
+def _widths(shown: Sequence[_Column], room: int | None) -> list[int]:
+    """The characters of each column; the widest ones are narrowed to fit `room` characters."""
     widths = [column.most for column in shown]
     for index in sorted(range(len(shown)), key=lambda index: -widths[index]) if room else ():
-        too_much = sum(widths) + _BETWEEN * (len(shown) - 1) - (room or 0)
+        too_much = sum(widths) + len(_BETWEEN) * (len(shown) - 1) - (room or 0)
         widths[index] = max(shown[index].least, widths[index] - max(0, too_much))
-    for column, width in zip(shown, widths):
-        grid.add_column(column.head, justify="left" if column.is_text else "right", width=width)
-    for line in zip(*(column.cells for column in shown)):
-        grid.add_row(*line)
-    return grid
+    return widths
+
+
+def _broken(cell: str, width: int, paper: Console) -> list[str]:
+    """The lines of a cell."""
+    if cell.isprintable() and cell_len(cell) <= width:
+        return [cell]
+    return [line.plain for line in Text(cell).wrap(paper, width)]
+
+
+def _padded(column: _Column, text: str, width: int, style: str, paper: Console) -> str:
+    """A line of a cell, with blanks to the width of its column."""
+    blanks = " " * (width - cell_len(text))
+    padded = text + blanks if column.is_text else blanks + text
+    if not style or not paper.is_terminal:
+        return padded
+    with paper.capture() as capture:
+        paper.print(Text(padded, style=style), end="")
+    return capture.get()
 
 
 def _columns(rows: Sequence[Row], columns: Sequence[str]) -> list[_Column]:
     heads = headings(columns)
     are_words = {column for column in columns if all(isinstance(row.get(column), str | None) for row in rows)}
-    return [_Column(heads[column], _cells(column, rows), column in are_words) for column in columns]
+    return [_Column(column, heads[column], _cells(column, rows), column in are_words) for column in columns]
 
 
-def _cells(column: str, rows: Sequence[Row]) -> list[Text]:
+def _cells(column: str, rows: Sequence[Row]) -> list[str]:
     if column == "run":
-        return [Text(_run_name(row)) for row in rows]
-    if column == FOLDED:
-        return [Text(_seeds(row)) for row in rows]
-    is_key = "." in column  # of the configuration; measured values may look alike
-    texts = briefly([row.get(column) for row in rows], distinct=is_key)
-    if column == "status":
-        return [Text(text, style=states.state(text).style) for text in texts]
-    return [Text(text) for text in texts]
+        texts = [_run_name(row) for row in rows]
+    elif column == FOLDED:
+        texts = [_seeds(row) for row in rows]
+    else:
+        is_key = "." in column  # of the configuration; measured values may look alike
+        texts = briefly([row.get(column) for row in rows], distinct=is_key)
+    return [strip_control_codes(text) for text in texts]
 
 
 def _run_name(row: Row) -> str:
@@ -140,7 +175,7 @@ def fitting(rows: Sequence[Row], columns: Sequence[str], spare: Sequence[str], r
 
 def least_width(rows: Sequence[Row], columns: Sequence[str]) -> int:
     """The minimum number of characters of a line if no word and no number is cut."""
-    return sum(column.least for column in _columns(rows, columns)) + _BETWEEN * (len(columns) - 1)
+    return sum(column.least for column in _columns(rows, columns)) + len(_BETWEEN) * (len(columns) - 1)
 
 
 def hidden(columns: Sequence[str], visible: Sequence[str], remedy: str) -> list[str]:

@@ -11,11 +11,14 @@ import shlex
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pexpect
 import pytest
+import yaml
 from recorded_runs import a_run, a_sweep
 from rich.console import Console
 
@@ -538,13 +541,71 @@ def test_the_help_is_short_and_nothing_of_tensorflow_is_imported(psrun):
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
 
 
-@pytest.mark.thorough
-def test_a_thousand_runs_take_less_than_five_seconds(tmp_path, report):
-    for index in range(1000):
-        a_run(tmp_path / "runs" / str(index), workers=1 + index % 8, seed=index // 8, auc=index / 1000)
-    began_s = time.process_time()  # other processes of this machine are none of its business
-    assert "1,000 runs" in report(tmp_path / "runs", "--no-fold-seeds")
-    assert time.process_time() - began_s < 5
+@pytest.fixture
+def calls(monkeypatch):
+    """The arguments of some functions: texts of YAML, names of opened files of runs."""
+    texts: list[str] = []
+    opened: list[str] = []
+    load, open_file = yaml.load, Path.open
+
+    def counted_load(text, **options):
+        texts.append(text)
+        return load(text, **options)
+
+    def counted_open(path, *arguments, **options):
+        opened.append(path.name)
+        return open_file(path, *arguments, **options)
+
+    monkeypatch.setattr(yaml, "load", counted_load)
+    monkeypatch.setattr(Path, "open", counted_open)
+    return SimpleNamespace(texts=texts, opened=opened)
+
+
+def test_a_table_reads_no_events_and_what_runs_have_in_common_once(tmp_path, report, calls):
+    for index in range(30):
+        a_run(tmp_path / "runs" / str(index), workers=1 + index % 3, seed=index // 3)
+    runs._section.cache_clear()
+    calls.opened.clear()
+    assert "30 runs" in report(tmp_path / "runs")
+    calls.opened = [name for name in calls.opened if name != "sweep.json"]  # looked for in the folders above
+    assert Counter(calls.opened) == {"config.yaml": 30, "run.json": 30}
+    # data, model, optimizer, partitioner, resume; three clusters, ten seeds.
+    assert len(calls.texts) == 5 + 3 + 10
+
+
+def test_a_page_reads_each_file_once(tmp_path, report, calls):
+    for index in range(3):
+        a_run(tmp_path / "runs" / str(index), seed=index)
+    calls.opened.clear()
+    report(tmp_path / "runs", "--html", tmp_path / "page.html")
+    opened = Counter(calls.opened)
+    assert {opened[name] for name in ("config.yaml", "run.json", "metrics.jsonl")} == {3}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: 1\nb:\n- 1\n- {c: 2}\n# d\n\ne: |+\n  x\n\n\nf: 'y\n\n  z'\n",
+        "a: &same [1]\nb: *same\n",
+        "a: 'x\nb: y'\nc: 2\n",
+        "a: {b: 1,\nc: 2}\n",
+        "a: 1\n--- {b: 2}\n",
+        "a: 1\n...\n",
+        "a: 1\na: 2\nyes: 3\n",
+        "a:1\nb: 2\n",
+        "{a: 1}\n",
+        "- 1\n",
+        "",
+    ],
+)
+def test_a_configuration_in_sections_says_what_the_whole_text_says(text):
+    def outcome(parse):
+        try:
+            return parse(text)
+        except ValueError as error:
+            return str(error)
+
+    assert outcome(runs._parse_config) == outcome(runs._yaml)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from psrun.results.run_folder import NOT_RUN, OVER, PENDING, PLANNED, SEARCH_STA
 from psrun.results.run_state import GONE, UNKNOWN
 from psrun.runs.listing import entries
 from psrun.runs.listing.commands import main as list_runs
-from psrun.runs.report.table import table
+from psrun.runs.report.table import lines
 from psrun.runs.states import STARTING, STATES, WAITING
 from psrun.runs.sweeps.sweep import Job, Sweep
 from psrun.runs.sweeps.sweep_state import SweepState
@@ -31,7 +31,7 @@ def test_a_state_looks_alike_in_all_commands(tmp_path, monkeypatch, capfd, word,
     monkeypatch.setenv("FORCE_COLOR", "1")
     list_runs([str(tmp_path)])
     console = Console(file=io.StringIO(), color_system="standard", width=200)
-    console.print(table([{"run": "A", "status": word}], ["run", "status"]))
+    console.file.writelines(lines([{"run": "A", "status": word}], ["run", "status"], console))
     sweep = SweepState([Job(0, (), "0", status=word, doing=word)], "running", None, "min")
     console.print(overview(sweep, console, 5))
     SweepScreen(console).result(sweep)
