@@ -20,8 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-from measured import BENCHMARKS, Summary, in_turns, python_of, wait_for
+from measured import BENCHMARKS, Summary, in_turns, processor_s, python_of, wait_for
 from rich.console import Console
 
 _COMMON = (
@@ -67,8 +66,7 @@ class Reading:
         """Waits for the end of an epoch."""
         now = _epochs(folder)
         _await(lambda: _epochs(folder) > now, process, folder)
-        times = psutil.Process(process.pid).cpu_times()
-        return cls(_epochs(folder), times.user + times.system, time.monotonic())
+        return cls(_epochs(folder), processor_s(process.pid), time.monotonic())
 
     def since(self, first: Reading) -> tuple[float, float]:
         """Processor seconds per epoch, and epochs per second."""

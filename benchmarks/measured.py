@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
 import statistics
@@ -14,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import psutil
 from rich.console import Console
@@ -70,8 +72,12 @@ def run_python(
     python: str = sys.executable,
     expected_code: int = 0,
     within_s: float = 3600.0,
+    watch: Callable[[int], None] = lambda process: None,
 ) -> Spent:
     """Runs Python in `folder` to its end, with this folder's modules at hand; it is killed after `within_s` seconds.
+
+    Args:
+      watch: called with the number of the process while that runs.
 
     Raises:
       RuntimeError: it ended with another code than `expected_code`, or was killed.
@@ -89,6 +95,7 @@ def run_python(
         killer = threading.Timer(within_s, process.kill)
         killer.start()
         try:
+            watch(process.pid)
             # Not Popen.wait: only wait4 tells the processor time of this one child.
             _, status, usage = os.wait4(process.pid, 0)
         finally:
@@ -120,6 +127,22 @@ def busy_s() -> float:
     """Processor seconds that were not idle since the machine was started, over all cores."""
     times = psutil.cpu_times()
     return sum(times) - times.idle - getattr(times, "iowait", 0.0) - getattr(times, "guest", 0.0)
+
+
+def processor_s(process: int) -> float:
+    """Processor seconds that a process and all that it started took so far."""
+    seconds = 0.0
+    root = psutil.Process(process)
+    for each in (root, *root.children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            # With the times of children that have ended.
+            seconds += sum(each.cpu_times()[:4])
+    return seconds
+
+
+def has_ended(process: int) -> bool:
+    """Whether a child of this process has ended. It can still be waited for."""
+    return os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def in_turns(things: Sequence[_T], rounds: int) -> Iterator[Sequence[_T]]:
@@ -165,6 +188,21 @@ def show_goals(goals: Sequence[Goal], rounds: Sequence[Rates], console: Console)
     if reached:
         console.print(table)
     return reached
+
+
+def write_between(page: Path, name: str, text: str) -> None:
+    """Replaces what is between `<!-- NAME -->` and `<!-- end of NAME -->` of a page.
+
+    Raises:
+      ValueError: the page does not have both once.
+    """
+    begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
+    old = page.read_text(encoding="utf-8")
+    if old.count(begin) != 1 or old.count(end) != 1:
+        raise ValueError(f"{page} must have {begin.strip()} and {end} once")
+    before, _, rest = old.partition(begin)
+    _, _, after = rest.partition(end)
+    page.write_text(f"{before}{begin}\n{text.strip()}\n\n{end}{after}", encoding="utf-8")
 
 
 def drawn(path: Path, draw: Callable[..., None], *arguments: object, height: float = 4.0) -> None:
@@ -214,6 +252,27 @@ class Setting:
 
 
 @dataclass(frozen=True)
+class Windows:
+    """What a process did in each window: steps per second, and the processor time of a step in ms if it is known."""
+
+    steps_per_s: list[float]
+    cpu_ms: list[float] = field(default_factory=list)
+
+
+class Way(Protocol):
+    """A way to train, in a process of its own."""
+
+    @property
+    def name(self) -> str: ...
+
+    def run(self, folder: Path) -> tuple[Windows, Spent]:
+        """Trains in an empty folder."""
+
+    def plain(self) -> dict[str, Any]:
+        """As values that JSON knows."""
+
+
+@dataclass(frozen=True)
 class ByHand:
     """A kind of tensorflow_by_hand.py, or of torch_by_hand.py."""
 
@@ -236,8 +295,12 @@ class ByHand:
             *(f"--{name}={value}" for name, value in options.items()),
         ]
 
-    def rates(self, folder: Path) -> list[float]:
-        return json.loads((folder / "rates.json").read_text(encoding="utf-8"))
+    def run(self, folder: Path) -> tuple[Windows, Spent]:
+        spent = run_python(self.command(folder), folder)
+        return Windows(json.loads((folder / "rates.json").read_text(encoding="utf-8"))), spent
+
+    def plain(self) -> dict[str, Any]:
+        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -271,9 +334,25 @@ class Psrun:
             *self.overrides, f"hydra.run.dir={folder / 'run'}",
         ]  # fmt: skip
 
-    def rates(self, folder: Path) -> list[float]:
-        events = map(json.loads, (folder / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
-        return [event["steps_per_s"] for event in events if event["event"] == "epoch"][1:]
+    def run(self, folder: Path) -> tuple[Windows, Spent]:
+        setting = self.setting
+        metrics = folder / "run" / "metrics.jsonl"
+        at_epochs: list[float] = []  # processor seconds
+
+        def watch(process: int) -> None:
+            while len(at_epochs) <= setting.windows and not has_ended(process):
+                if len(_epochs(metrics)) > len(at_epochs):
+                    at_epochs.append(processor_s(process))
+                time.sleep(0.02)
+
+        spent = run_python(self.command(folder), folder, watch=watch)
+        rates = [epoch["steps_per_s"] for epoch in _epochs(metrics)]
+        steps_ms = setting.whole_steps / 1e3
+        cpu_ms = [(end - begin) / steps_ms for begin, end in itertools.pairwise(at_epochs)]
+        return Windows(rates[1:], cpu_ms), spent
+
+    def plain(self) -> dict[str, Any]:
+        return asdict(self)
 
     @property
     def missing(self) -> str | None:
@@ -282,17 +361,30 @@ class Psrun:
         return None if file.exists() else str(file.relative_to(BENCHMARKS.parent))
 
 
-Way = ByHand | Psrun
+def _epochs(metrics: Path) -> list[dict[str, Any]]:
+    """The events of the epochs of a run that have ended."""
+    if not metrics.exists():
+        return []
+    text = metrics.read_text(encoding="utf-8")
+    # The last line may be half written.
+    whole = text[: text.rfind("\n") + 1]
+    events = [json.loads(line) for line in whole.splitlines()]
+    return [event for event in events if event["event"] == "epoch"]
 
 
 @dataclass(frozen=True)
 class Timed:
-    """One process: steps a second of each window, and what it took in all."""
+    """One process: steps a second of each window, and what it took in all.
+
+    Attributes:
+      cpu_ms: processor time of a step, of each window; empty if it is not known.
+    """
 
     name: str
     round: int
     rates: list[float]
     spent: Spent
+    cpu_ms: list[float] = field(default_factory=list)
 
     def plain(self) -> dict[str, object]:
         """As values that JSON knows."""
@@ -322,11 +414,10 @@ class Measurements:
             for way in ways:
                 try:
                     with tempfile.TemporaryDirectory(prefix="psrun-speed-") as folder:
-                        spent = run_python(way.command(Path(folder)), Path(folder))
-                        rates = way.rates(Path(folder))
-                        if not rates:
+                        windows, spent = way.run(Path(folder))
+                        if not windows.steps_per_s:
                             raise ValueError("no window was timed")
-                        timed = Timed(way.name, index, rates, spent)
+                        timed = Timed(way.name, index, windows.steps_per_s, spent, windows.cpu_ms)
                 except (RuntimeError, OSError, ValueError, LookupError) as error:
                     self.failed.append(Failed(way.name, index, str(error)))
                     console.print(f"round {index + 1}/{repetitions}  {way.name}: failed: {error}", markup=False)
@@ -349,9 +440,17 @@ class Measurements:
 
     def summaries(self) -> dict[str, Summary]:
         """Over all windows of all rounds, by way."""
-        names = [way.name for way in self.ways]
-        windows = {name: [rate for timed in self.timed if timed.name == name for rate in timed.rates] for name in names}
-        return {name: Summary.of(rates) for name, rates in windows.items() if rates}
+        return self._summaries(lambda timed: timed.rates)
+
+    def processor_times(self) -> dict[str, Summary]:
+        """In ms for each step, over all windows of all rounds, by way."""
+        return self._summaries(lambda timed: timed.cpu_ms)
+
+    def _summaries(self, values: Callable[[Timed], list[float]]) -> dict[str, Summary]:
+        windows: dict[str, list[float]] = {way.name: [] for way in self.ways}
+        for timed in self.timed:
+            windows[timed.name] += values(timed)
+        return {name: Summary.of(all_values) for name, all_values in windows.items() if all_values}
 
     def show(self, console: Console) -> None:
         table = Table("", "steps/s: median (least to most)", box=None, pad_edge=False)
@@ -366,7 +465,7 @@ class Measurements:
     def plain(self) -> dict[str, object]:
         """As values that JSON knows."""
         return {
-            "ways": {way.name: asdict(way) for way in self.ways},
+            "ways": {way.name: way.plain() for way in self.ways},
             "processes": [timed.plain() for timed in self.timed],
             "failed": [asdict(failed) for failed in self.failed],
             "summaries": {name: asdict(summary) for name, summary in self.summaries().items()},

@@ -11,6 +11,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 from support import REPOSITORY
 
@@ -24,11 +25,14 @@ class Scripted:
     name: str
     script: str
 
-    def command(self, folder: Path) -> list[str]:
-        return ["-c", self.script]
+    def run(self, folder: Path):
+        from measured import Windows, run_python
 
-    def rates(self, folder: Path) -> list[float]:
-        return json.loads((folder / "rates.json").read_text())
+        spent = run_python(["-c", self.script], folder)
+        return Windows(json.loads((folder / "rates.json").read_text())), spent
+
+    def plain(self):
+        return {"script": self.script}
 
 
 def test_a_way_that_fails_is_a_row_and_the_others_are_measured(monkeypatch):
@@ -130,3 +134,63 @@ def test_processes_that_lost_their_parent_count_for_a_start_and_none_is_left(tmp
     """
     environment = {**os.environ, "PYTHONPATH": str(BENCHMARKS)}
     subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=environment, check=True, timeout=60)
+
+
+def test_the_losses_of_the_floor_equal_those_of_the_loop_in_float64():
+    small = ("--rows=300", "--batch-size=128", "--num-examples=1024", "--check")
+    command = [sys.executable, str(BENCHMARKS / "floor_by_hand.py"), "floor", *small]
+    ended = subprocess.run(command, check=True, timeout=60, capture_output=True, text=True)
+    assert "losses of 20 steps differ from float64 by" in ended.stdout
+
+
+def test_the_loop_in_float64_goes_along_the_gradient(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import dlrm_by_hand
+    import numpy as np
+
+    data = dlrm_by_hand.examples(3, 8)
+    weights = dlrm_by_hand.initial_weights(3)
+    # Two cells of the table, and a kernel and a bias of each part.
+    arrays = [weights.table, weights.table, *weights.bottom[0], *weights.top[0], *weights.top[-1]]
+    places = [(0, 1), (40, 3), (2, 5), (7,), (20, 9), (4,), (6, 0), (0,)]
+    loss, by_rows, by_dense = dlrm_by_hand._gradients(weights, data)
+    by_table = np.zeros(weights.table.shape)
+    np.add.at(by_table, data.ids, by_rows)
+    last = 2 * len(weights.bottom)
+    of_arrays = [by_table, by_table, *by_dense[:2], *by_dense[last : last + 2], *by_dense[-2:]]
+    for array, place, of_array in zip(arrays, places, of_arrays):
+        kept = array[place]
+        array[place] = kept + 1e-3
+        more, _, _ = dlrm_by_hand._gradients(weights, data)
+        moved = float(array[place]) - float(kept)
+        array[place] = kept
+        assert abs((more - loss) / moved - of_array[place]) < 1e-4 + 1e-2 * abs(of_array[place])
+
+
+def test_a_peer_whose_package_is_missing_is_a_row(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    from measured import Measurements, Setting, Spent, Timed
+    from peers import BASE, Peer, markdown
+
+    absent = Peer("absent", "absent.py", "absent", Setting(), packages=(("no-such-package", "no_such_module"),))
+    assert absent.missing() == "no-such-package"
+    measurements = Measurements([Scripted(BASE, ""), Scripted("slower", "")])
+    for name, rates in ((BASE, [90.0, 110.0]), ("slower", [40.0, 60.0])):
+        measurements.timed.append(Timed(name, 0, rates, Spent(0.0, 0.0, 0.0, 0.0), [9.0, 11.0]))
+    table = markdown([BASE, "slower", "absent"], measurements, {"absent": "no-such-package"})
+    assert table.splitlines()[3:] == [
+        "| slower | 50.0 (40.0 to 60.0) | 2.00 (2.00 to 2.00) | 10.0 (9.0 to 11.0) |",
+        "| absent | not installed: no-such-package | | |",
+    ]
+
+
+def test_a_table_is_written_between_its_marks_and_nowhere_else(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    from measured import write_between
+
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- peers -->\nold\n<!-- end of peers -->\nafter\n")
+    write_between(page, "peers", "new")
+    assert page.read_text() == "before\n<!-- peers -->\n\nnew\n\n<!-- end of peers -->\nafter\n"
+    with pytest.raises(ValueError, match="must have <!-- growth -->"):
+        write_between(page, "growth", "new")
