@@ -391,7 +391,11 @@ def learning_rate(program: Program) -> float | None:
 def contents(program: Program, keys: Mapping[str, str]) -> Contents:
     """The content of checkpoints of the program, with its keys."""
     placed = [each for each in build.placement_of(program) if each.kind in ("model", "optimizer")]
-    return Contents.of(type(program.optimizer).__name__, placed, keys, adapted(program.network))
+    return Contents.of(
+        *(type(program.optimizer).__name__, placed, keys),
+        adapted=adapted(program.network),
+        hashed_integers=program.model.hashed_integers,
+    )
 
 
 @dataclass(frozen=True)

@@ -79,6 +79,7 @@ class Contents:
       shards: the shards with their tasks and bytes.
       keys: by name, the key of each value in the checkpoint.
       adapted: by layer, the digest of the vocabulary or the bins that its `adapt` found in data.
+      hashed_integers: by feature of integers that are hashed to ids, the hash function.
     """
 
     optimizer: str
@@ -87,18 +88,22 @@ class Contents:
     shards: list[dict[str, Any]]
     keys: Mapping[str, str]
     adapted: Mapping[str, str] = field(default_factory=dict)
+    hashed_integers: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(
-        cls, optimizer: str, placed: list[Placed], keys: Mapping[str, str], adapted: Mapping[str, str] | None = None
-    ) -> Contents:
+    def of(cls, optimizer: str, placed: list[Placed], keys: Mapping[str, str], **others: Mapping[str, str]) -> Contents:
+        """The content of checkpoints with these variables.
+
+        Args:
+          others: `adapted` and `hashed_integers`.
+        """
         variables: dict[str, dict[str, Any]] = {"model": {}, "optimizer": {}}
         for shard in placed:
             variables[shard.kind][shard.variable] = {"shape": list(shard.variable_shape), "dtype": shard.dtype}
         shards = [
             {"variable": each.variable, "shard": each.shard, "task": each.task, "bytes": each.bytes} for each in placed
         ]
-        return cls(optimizer, variables["model"], variables["optimizer"], shards, keys, adapted or {})
+        return cls(optimizer, variables["model"], variables["optimizer"], shards, keys, **others)
 
     def check(self, path: str, here: Contents) -> None:
         """Raises ConfigError with the differences if `here` cannot resume from the checkpoint at `path`."""
@@ -122,6 +127,16 @@ class Contents:
                 f"has layers with other words or bins from adapt() than in the checkpoint {path}: {', '.join(others)}"
             )
             raise ConfigError([Problem("model", f"{message}; adapt them to the same data, or give a vocabulary")])
+        self._check_hashes(path, here)
+
+    def _check_hashes(self, path: str, here: Contents) -> None:
+        others = [name for name, function in here.hashed_integers.items() if self.hashed_integers.get(name) != function]
+        if others:
+            message = (
+                f"has other ids for integers than the checkpoint {path}: {', '.join(others)}; an earlier version of "
+                "psrun, which hashed integers as text, wrote it: start a new run"
+            )
+            raise ConfigError([Problem("model", message)])
 
 
 @dataclass(frozen=True)

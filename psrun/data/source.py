@@ -132,7 +132,8 @@ class Feature:
     Attributes:
       shape, dtype: of one example's value.
       vocabulary: the possible values, if known; or a file with one value per line.
-      num_buckets: number of hash buckets of strings without a vocabulary.
+      num_buckets: the number of ids to which strings without a vocabulary are hashed, and integers that are no such
+        id already (`psrun.models.model.IntegerHashing`).
       logarithm: for counts, whether models use log(1 + x), and 0 for negative values.
       mean, deviation: of floats (or of their logarithms, if models use them) over the training examples; models
         standardize with them.

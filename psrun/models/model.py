@@ -16,6 +16,7 @@ from psrun.tf_internals.keras import reserve_layer_names
 from psrun.tf_internals.tracing import converted
 
 Preprocessing = Callable[[dict[str, tf.Tensor]], Any]
+_MULTIPLIER = 0x9E3779B97F4A7C15  # odd, 2**64 divided by the golden ratio
 
 
 class ArgumentError(ValueError):
@@ -78,6 +79,12 @@ class Model:
     notes: Sequence[str] = ()
     warnings: Sequence[str] = ()
 
+    @property
+    def hashed_integers(self) -> dict[str, str]:
+        """The features whose integers psrun's preprocessing hashes to ids, with the hash function."""
+        names: Sequence[str] = getattr(self.preprocessing, "hashed_integers", ())
+        return dict.fromkeys(names, IntegerHashing.FUNCTION)
+
     def preprocessed(self, features: dict[str, tf.Tensor]) -> Any:
         """The inputs of `network` for a batch of raw features."""
         return features if self.preprocessing is None else converted(self.preprocessing)(features)
@@ -113,14 +120,16 @@ def prepared(source: DataSource, *, keep_missing: bool = False) -> tuple[tf_kera
     raw = inputs(dict(source.features))
     # No layer is named here: a name made from a feature's could be the name of another feature, which an input has.
     num_ids: dict[str, int] = {}
+    hashed_integers = []
     outputs = {}
     for name, feature in source.features.items():
         outputs[name] = raw[name]
         if feature.vocabulary is not None:
             outputs[name], num_ids[name] = _looked_up(feature, raw[name])
         elif feature.num_buckets is not None:
-            hashing = tf_keras.layers.Hashing(feature.num_buckets)
-            outputs[name] = hashing(raw[name])
+            outputs[name] = _hashing_layer(feature)(raw[name])
+            if feature.dtype.is_integer:
+                hashed_integers.append(name)
             num_ids[name] = feature.num_buckets
         elif feature.logarithm:
             outputs[name] = tf.math.log1p(tf.nn.relu(raw[name]))
@@ -131,7 +140,57 @@ def prepared(source: DataSource, *, keep_missing: bool = False) -> tuple[tf_kera
             outputs[name] = tf.where(tf.math.is_nan(outputs[name]), 0.0, outputs[name])
     if all(outputs[name] is raw[name] for name in raw):
         return None, {}
-    return tf_keras.Model(raw, outputs), num_ids
+    preprocessing = tf_keras.Model(raw, outputs)
+    preprocessing.hashed_integers = tuple(hashed_integers)
+    return preprocessing, num_ids
+
+
+def _hashing_layer(feature: Feature) -> tf_keras.layers.Layer:
+    """The layer that makes ids of the values of a feature with `num_buckets`."""
+    if feature.dtype.is_integer:
+        return IntegerHashing(feature.num_buckets)
+    return tf_keras.layers.Hashing(feature.num_buckets)
+
+
+@tf_keras.utils.register_keras_serializable(package="psrun")
+class IntegerHashing(tf_keras.layers.Layer):
+    """Ids for integers: an integer from 0 to num_buckets - 1 is its own id, any other is hashed to one of these ids.
+
+    The hash of x takes the upper 32 bits h of 0x9E3779B97F4A7C15 x modulo 2**64 (multiply-shift; Dietzfelbinger et
+    al.: A Reliable Randomized Algorithm for the Closest-Pair Problem, Journal of Algorithms 25, 1997). The id is
+    h num_buckets / 2**32, rounded down (Lemire: Fast Random Integer Generation in an Interval, ACM TOMACS 29, 2019).
+
+    Args:
+      num_buckets: the number of ids, at most 2**31.
+
+    Call arguments:
+      inputs: integers of any shape, or a RaggedTensor.
+
+    Returns:
+      int64 of the same shape.
+    """
+
+    FUNCTION = "multiply-shift"
+
+    def __init__(self, num_buckets: int, **kwargs: Any) -> None:
+        super().__init__(**{"autocast": False, **kwargs})
+        self.num_buckets = num_buckets
+
+    def call(self, inputs: Any) -> Any:
+        if isinstance(inputs, tf.RaggedTensor):
+            return inputs.with_flat_values(self._ids(inputs.flat_values))
+        return self._ids(inputs)
+
+    def _ids(self, values: tf.Tensor) -> tf.Tensor:
+        values = tf.cast(values, tf.int64)
+        product = tf.bitcast(values, tf.uint64) * tf.constant(_MULTIPLIER, tf.uint64)
+        upper = tf.bitwise.right_shift(product, tf.constant(32, tf.uint64))
+        hashed = tf.bitwise.right_shift(upper * self.num_buckets, tf.constant(32, tf.uint64))
+        is_id = (values >= 0) & (values < self.num_buckets)
+        return tf.where(is_id, values, tf.bitcast(hashed, tf.int64))
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "num_buckets": self.num_buckets}
 
 
 def _looked_up(feature: Feature, tensor: tf.Tensor) -> tuple[tf.Tensor, int]:

@@ -29,7 +29,8 @@ class FeatureSpec:
     Attributes:
       column: the column name in the files; None: the name of the feature.
       width: values per row.
-      num_buckets: hash buckets of values without a vocabulary; None for strings: data.num_buckets.
+      num_buckets: hash buckets of values without a vocabulary, and integers below it are their own ids; None for
+        strings: data.num_buckets.
       vocabulary: a list of values, or a file with one value per line; None for none.
       logarithm: whether models use log(1 + x).
       default: replaces a missing value; None: such a row is malformed. An empty list is not a missing value.

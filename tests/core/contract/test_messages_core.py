@@ -144,6 +144,7 @@ WIDER = {"table": {"shape": [8, 3], "dtype": "float32"}}
 CHECKPOINTS = {
     "shape": Contents("Adagrad", WIDER, {}, [], {}),
     "optimizer": Contents("Adam", SAVED, {}, [], {}),
+    "hash": Contents("Adagrad", SAVED, {}, [], {}, hashed_integers={"item": "multiply-shift"}),
 }
 
 
