@@ -81,7 +81,7 @@ def load(run: RunConfig, source: DataSource, store: Store, warn: Callable[[str],
             model = make_model(run, source)
         specs = signature(source)
         predict(model, source, {name: zeros(spec) for name, spec in specs.items()})  # builds the rest
-        checkpoint = restore(model.network, run.restore, store, warn)
+        checkpoint = restore(model, run.restore, store, warn)
     names = loading.class_names(source, run.data.label_vocabulary)
     return LoadedModel(model, source, checkpoint, names, _more_signatures(run))
 
@@ -95,15 +95,16 @@ def _more_signatures(run: RunConfig) -> MoreSignatures | None:
     return functools.partial(parts.load(name), run)
 
 
-def restore(network: tf_keras.Model, which: str, store: Store, warn: Callable[[str], None]) -> Manifest:
-    """Restores the variables of a built network from a checkpoint; raises as `load`.
+def restore(model: Model, which: str, store: Store, warn: Callable[[str], None]) -> Manifest:
+    """Restores the variables of a model with a built network from a checkpoint; raises as `load`.
 
     Args:
       which: as in `Store.choose`.
     """
+    network = model.network
     values = logical_checkpoint(network)
     placed = embeddings.by_table(placement.observed("model", variables_of(network)), network)
-    here = Contents.of("", placed, values.keys, adapted(network))
+    here = Contents.of(*("", placed, values.keys), adapted=adapted(network), hashed_integers=model.hashed_integers)
     while True:
         checkpoint = store.choose(which, warn)
         if checkpoint is None:
@@ -172,7 +173,7 @@ class RunCheckpoints:
         """Identifies the content of a checkpoint. Raises OSError or ValueError."""
         return storage.digest(self._store.manifest(name).files)
 
-    def restore(self, network: tf_keras.Model, name: Any, steps_per_epoch: int) -> CheckpointInfo:
+    def restore(self, model: Model, name: Any, steps_per_epoch: int) -> CheckpointInfo:
         """Restores a network from a checkpoint.
 
         Args:
@@ -183,7 +184,7 @@ class RunCheckpoints:
           CheckpointError: the checkpoint is damaged, or was removed.
           ConfigError: the checkpoint has another model.
         """
-        checkpoint = restore(network, str(name), self._store, lambda text: None)
+        checkpoint = restore(model, str(name), self._store, lambda text: None)
         return CheckpointInfo(checkpoint.step, storage.digest(checkpoint.files), checkpoint)
 
 
@@ -214,7 +215,8 @@ class KerasCheckpoints:
         # The index holds a checksum of each tensor.
         return hashlib.sha256((self.folder / f"{name}{_INDEX}").read_bytes()).hexdigest()
 
-    def restore(self, network: tf_keras.Model, name: str, steps_per_epoch: int) -> CheckpointInfo:
+    def restore(self, model: Model, name: str, steps_per_epoch: int) -> CheckpointInfo:
+        network = model.network
         path = str(self.folder / name)
         weights = [variable for variable in variables_of(network) if variable.dtype.is_floating]
         try:

@@ -127,7 +127,7 @@ def prepared(source: DataSource, *, keep_missing: bool = False) -> tuple[tf_kera
         if feature.vocabulary is not None:
             outputs[name], num_ids[name] = _looked_up(feature, raw[name])
         elif feature.num_buckets is not None:
-            outputs[name] = _hashing_layer(feature)(raw[name])
+            outputs[name] = _hashing_layer(feature.dtype, feature.num_buckets)(raw[name])
             if feature.dtype.is_integer:
                 hashed_integers.append(name)
             num_ids[name] = feature.num_buckets
@@ -145,11 +145,11 @@ def prepared(source: DataSource, *, keep_missing: bool = False) -> tuple[tf_kera
     return preprocessing, num_ids
 
 
-def _hashing_layer(feature: Feature) -> tf_keras.layers.Layer:
-    """The layer that makes ids of the values of a feature with `num_buckets`."""
-    if feature.dtype.is_integer:
-        return IntegerHashing(feature.num_buckets)
-    return tf_keras.layers.Hashing(feature.num_buckets)
+def _hashing_layer(dtype: tf.DType, num_buckets: int) -> tf_keras.layers.Layer:
+    """The layer that makes ids of values without a vocabulary."""
+    if dtype.is_integer:
+        return IntegerHashing(num_buckets)
+    return tf_keras.layers.Hashing(num_buckets)
 
 
 @tf_keras.utils.register_keras_serializable(package="psrun")

@@ -402,7 +402,7 @@ def saved_program(run_config: RunConfig, context: TaskContext, *, state: str) ->
         source, planned = _source_of(run_config, folder, chief)
         with chief.program(planned, source) as program:
             store = Store(folder.checkpoints)
-            checkpoint = trained_model.restore(program.network, run_config.restore, store, reporter.warn)
+            checkpoint = trained_model.restore(program.model, run_config.restore, store, reporter.warn)
             chief.restored(checkpoint.step)
             chief.pulse.begin(state)
             chief.pulse.last_step = checkpoint.step

@@ -231,7 +231,7 @@ class Sidecar:
             evaluation = DirectEvaluation(built, callback_list)
             self._program = built, evaluation
         built, evaluation = self._program
-        checkpoint = self._source.restore(built.network, name, built.config.trainer.num_steps)
+        checkpoint = self._source.restore(built.model, name, built.config.trainer.num_steps)
         built.optimizer.iterations.assign(checkpoint.step)  # callbacks read the step there
         with data_errors():
             return evaluators.timed(evaluation, checkpoint.step, lambda: None), checkpoint

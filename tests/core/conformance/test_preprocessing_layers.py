@@ -63,7 +63,7 @@ def test_layers_that_are_adapted_to_other_data_do_not_fit_a_checkpoint():
         given = layers.StringLookup(vocabulary=words, name="given")(inputs[0])
         network = tf_keras.Model(inputs, [*outputs, given])
         assert len(layers_within(network)) > 5
-        return Contents.of("", [], {}, adapted(network))
+        return Contents.of("", [], {}, adapted=adapted(network))
 
     there = contents(words, numbers)
     assert {*there.adapted} == {"lookup", "text", "bins"}

@@ -19,6 +19,7 @@ from psrun.errors import ConfigError
 from psrun.layers import EmbeddingCollection, Table
 from psrun.layers.collection import first_values, stored_alone
 from psrun.layers.lookup import StackLayout
+from psrun.models.model import Model
 from psrun.optimizers import sparse
 from psrun.optimizers.sparse import SparseAdagrad
 from psrun.program import embeddings
@@ -164,10 +165,10 @@ def test_a_compiled_network_restores_from_a_checkpoint_with_another_optimizer(tm
 def test_weights_of_keras_without_a_table_are_those_of_another_model(tmp_path, stack):
     _network("a", stack=stack).save_weights(str(tmp_path / "ckpt-1"))
     with pytest.raises(ConfigError, match="b/embeddings"):
-        KerasCheckpoints(tmp_path).restore(_network("a", "b", stack=stack), "ckpt-1", 1)
+        KerasCheckpoints(tmp_path).restore(Model(_network("a", "b", stack=stack)), "ckpt-1", 1)
     _network("a", "b", stack=False).save_weights(str(tmp_path / "ckpt-2"))
     network = _network("a", "b", stack=stack)
-    KerasCheckpoints(tmp_path).restore(network, "ckpt-2", 1)
+    KerasCheckpoints(tmp_path).restore(Model(network), "ckpt-2", 1)
     prediction = network({name: np.ones((1, 1), np.int64) for name in "ab"})
     assert np.isfinite(prediction).all()
 

@@ -10,6 +10,7 @@ import tf_keras
 from psrun.checkpoint.checkpoints import compare, literal
 from psrun.checkpoint.trained_model import KerasCheckpoints
 from psrun.errors import ConfigError
+from psrun.models.model import Model
 
 pytestmark = pytest.mark.tensorflow
 
@@ -39,7 +40,7 @@ def test_the_weights_of_keras_are_read_from_any_folder_under_any_name(tmp_path):
     network(3.0).save_weights(folder / "weights[1]-4")
     restored, source = network(0.0), KerasCheckpoints(folder)
     assert source.names() == ["weights[1]-4"]
-    assert source.restore(restored, "weights[1]-4", 10).step == 40
+    assert source.restore(Model(restored), "weights[1]-4", 10).step == 40
     np.testing.assert_array_equal(restored.get_weights()[0], [[3.0], [3.0]])
 
 

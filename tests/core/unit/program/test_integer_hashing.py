@@ -12,6 +12,8 @@ from psrun.data.source import ArraySource, Feature
 from psrun.errors import ConfigError
 from psrun.models.model import IntegerHashing, Model, prepared
 
+pytestmark = pytest.mark.tensorflow
+
 INTEGERS = [0, 1, 6, 7, 8, -1, 10**6, 2**40 + 1, 2**63 - 1, -(2**63)]
 
 
