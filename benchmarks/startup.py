@@ -1,9 +1,13 @@
-"""How fast psrun starts, restarts and sweeps: two versions in turns.
+"""How fast psrun starts, ends, restarts and sweeps: two versions in turns, or one alone.
 
-    python benchmarks/startup.py --checkout FOLDER [--this FOLDER] [--only NAME,...] [--repeat N] [--json FILE]
+    python benchmarks/startup.py [--checkout FOLDER] [--this FOLDER] [--only NAME,...] [--repeat N] [--json FILE]
 
 `--checkout` is another version of psrun, installed in FOLDER/.venv; `--this` may name one, too. In each round, the two
 versions do the same thing one right after the other; who goes first changes.
+
+`dlrm` is `cluster=local experiment=dlrm` on 200,000 generated examples, with an empty cache of prepared data and again
+with the prepared data: the first seconds by part, and the last ones, from the end of the last epoch to the end of the
+command, with the last checkpoint and the last evaluation in them.
 
 The time to the first step begins with the start of the command and ends with the step that `time_to_first_step_s` in
 run.json is about. A recovery begins with the signal and ends with the event `recovery`, for which the supervisor reads
@@ -15,6 +19,7 @@ make it smaller, but not its anonymous part. Processor seconds are those of all 
 from __future__ import annotations
 
 import argparse
+import atexit
 import contextlib
 import ctypes
 import functools
@@ -22,6 +27,7 @@ import itertools
 import json
 import os
 import shlex
+import shutil
 import signal
 import statistics
 import subprocess
@@ -31,9 +37,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
-from measured import BENCHMARKS, Spent, busy_s, in_turns, python_of, run_python
+from measured import BENCHMARKS, Spent, Summary, busy_s, in_turns, python_of, run_python
 from recovery import CLUSTER, recovers
 from rich.console import Console
 
@@ -43,6 +50,7 @@ from fault_injection import Cluster
 
 EPOCHS = 2
 STEPS_PER_EPOCH = 20
+NUM_EXAMPLES = 200_000
 SEEDS = range(1, 9)
 _SHORT = (
     "model=embedding", "evaluation=none", "checkpoint=none", "tracker=none", f"trainer.epochs={EPOCHS}",
@@ -78,12 +86,57 @@ def _first_step(cluster: str, checkout: Path, folder: Path) -> Figures:
     arguments = ["-m", "psrun", f"cluster={cluster}", *_SHORT, *tasks, f"hydra.run.dir={run}"]
     spent = _run(arguments, folder, python_of(checkout))
     result = json.loads((run / "run.json").read_text(encoding="utf-8"))
-    first_s = result["started_s"] + result["time_to_first_step_s"] - spent.began_s
-    return _start_figures(cluster, first_s, spent)
+    return {
+        **_first_seconds(f"cluster={cluster}", result, spent),
+        f"cluster={cluster}: whole run (processor s)": spent.cpu_s,
+    }
 
 
-def _start_figures(cluster: str, first_s: float, spent: Spent) -> Figures:
-    return {f"cluster={cluster}: first step (s)": first_s, f"cluster={cluster}: whole run (processor s)": spent.cpu_s}
+def _first_seconds(what: str, result: Mapping[str, Any], spent: Spent) -> dict[str, float]:
+    """The seconds to the first step, and by part where the version records them."""
+    before_s = result["started_s"] - spent.began_s
+    figures = {f"{what}: first step (s)": before_s + result["time_to_first_step_s"]}
+    for part, part_s in (result.get("time_to_first_step_by_part_s") or {}).items():
+        figures[f"{what}: first step, {part} (s)"] = part_s
+    return figures
+
+
+def _dlrm(checkout: Path, folder: Path) -> Figures:
+    """Of a run whose data is not prepared yet, and of another one with the prepared data."""
+    figures: dict[str, float] = {}
+    for name in ("dlrm, new data", "dlrm, prepared data"):
+        figures |= _first_and_last_seconds(name, checkout, folder)
+    return figures
+
+
+def _first_and_last_seconds(name: str, checkout: Path, folder: Path) -> dict[str, float]:
+    run = folder / name.replace(", ", "-").replace(" ", "-")
+    examples = _examples()
+    data = [f"data.path={examples}/train-*", f"data.eval_path={examples}/eval.tsv", f"data.cache={folder / 'cache'}"]
+    arguments = ["-m", "psrun", "experiment=dlrm", "cluster=local", "tracker=none", *data, f"hydra.run.dir={run}"]
+    spent = _run(arguments, folder, python_of(checkout))
+    result = json.loads((run / "run.json").read_text(encoding="utf-8"))
+    figures = _first_seconds(name, result, spent)
+    lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    last = {event["event"]: event for event in map(json.loads, lines)}
+    trained_s = result["started_s"] + last["epoch"]["wall_s"]
+    figures[f"{name}: after the last step (s)"] = spent.began_s + spent.wall_s - trained_s
+    for kind in ("checkpoint", "evaluation"):
+        if "seconds" in last[kind]:  # earlier versions did not measure evaluations
+            figures[f"{name}: after the last step, {kind} (s)"] = last[kind]["seconds"]
+    figures[f"{name}: whole run (s)"] = spent.wall_s
+    figures[f"{name}: whole run (processor s)"] = spent.cpu_s
+    return figures
+
+
+@functools.cache
+def _examples() -> Path:
+    """The folder of generated examples, which both versions read; it is removed at the end."""
+    folder = Path(tempfile.mkdtemp(prefix="psrun-startup-examples-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    arguments = ["data", "synthesize", "criteo-synthetic", "--num-values", "100", "--num-examples", str(NUM_EXAMPLES)]
+    run_python(["-m", "psrun", *arguments], folder, within_s=_WITHIN_S)
+    return folder / "criteo-synthetic"
 
 
 def _faults(checkout: Path, folder: Path) -> Figures:
@@ -173,6 +226,7 @@ _OF_VERSIONS: Mapping[str, Callable[[Path, Path], Figures]] = {
     "sweep-inprocess": functools.partial(_sweep, "inprocess"),
     "inprocess": functools.partial(_first_step, "inprocess"),
     "none": functools.partial(_first_step, "none"),
+    "dlrm": _dlrm,
     "help": _help,
     "error": _error,
 }
@@ -246,7 +300,7 @@ def main() -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--checkout", type=Path, required=True, help="of the version to compare with")
+    parser.add_argument("--checkout", type=Path, help="of the version to compare with; by default there is none")
     parser.add_argument("--this", type=Path, default=BENCHMARKS.parent, help="checkout of the version to measure")
     parser.add_argument("--only", default="", metavar="NAME,...", help=f"of {', '.join(_OF_VERSIONS)}; by default all")
     parser.add_argument("--repeat", type=int, default=5, help="number of rounds")
@@ -257,16 +311,17 @@ def _options() -> argparse.Namespace:
 def _pairs(options: argparse.Namespace) -> dict[str, Pair]:
     """What is to be measured, by name."""
     this = options.this.resolve()
-    this_side = f"psrun {_prepared(this)}"
-    checkout = options.checkout.resolve()
-    other_side = f"other psrun {_prepared(checkout)}"
+    sides = {f"psrun {_prepared(this)}": this}
+    if options.checkout is not None:
+        checkout = options.checkout.resolve()
+        sides = {f"other psrun {_prepared(checkout)}": checkout, **sides}
     chosen = options.only.split(",") if options.only else [*_OF_VERSIONS]
     if unknown := set(chosen) - _OF_VERSIONS.keys():
         raise SystemExit(f"--only: unknown names: {', '.join(sorted(unknown))}; there are {', '.join(_OF_VERSIONS)}")
     pairs: dict[str, Pair] = {}
     for name in chosen:
         measure = _OF_VERSIONS[name]
-        pairs[name] = {other_side: functools.partial(measure, checkout), this_side: functools.partial(measure, this)}
+        pairs[name] = {side: functools.partial(measure, folder) for side, folder in sides.items()}
     return pairs
 
 
@@ -316,7 +371,12 @@ def _others_cpu_s() -> float:
 def _table(
     sides: tuple[str, ...], figures: Mapping[str, Mapping[str, Sequence[float]]], targets: Mapping[str, float]
 ) -> str:
-    """Markdown: the medians of both sides, the ratio of the medians, and the range of the rounds' ratios."""
+    """Markdown: the medians of both sides, the ratio of the medians, and the range of the rounds' ratios.
+
+    Of a single side: its median and range.
+    """
+    if len(sides) == 1:
+        return _table_of_one(sides[0], figures)
     other, this = sides
     heads = ["", other, this, "ratio of medians (of rounds)", *(["target"] if targets else [])]
     rows = [heads, ["---"] * len(heads)]
@@ -326,6 +386,13 @@ def _table(
         ratio = f"{medians[1] / medians[0]:.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
         target = [f"{targets[figure]:.2f}" if figure in targets else ""] if targets else []
         rows.append([figure, *(f"{median:,.2f}" for median in medians), ratio, *target])
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
+
+
+def _table_of_one(side: str, figures: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
+    rows = [["", side], ["---", "---"]]
+    for figure, values in figures.items():
+        rows.append([figure, str(Summary.of(values[side]))])
     return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
 
 

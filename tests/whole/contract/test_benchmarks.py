@@ -112,6 +112,8 @@ def test_a_comparison_of_starts_shows_medians_and_the_range_of_the_ratios(monkey
     assert startup._table(("other", "this"), figures, {}).splitlines()[2] == row
     aimed = startup._table(("other", "this"), figures, {"first step (s)": 0.65})
     assert aimed.splitlines()[2] == f"{row} 0.65 |"
+    alone = startup._table(("this",), {"first step (s)": {"this": [4.0, 3.0, 1.5]}}, {})
+    assert alone.splitlines()[2] == "| first step (s) | 3.00 (1.50 to 4.00) |"
 
 
 def test_processes_that_lost_their_parent_count_for_a_start_and_none_is_left(tmp_path):
