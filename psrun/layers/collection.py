@@ -9,7 +9,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import count
 from typing import Any
 
@@ -32,7 +32,7 @@ from psrun.layers.lookup import (
     check_options,
 )
 from psrun.tf_internals import keras, strategies
-from psrun.tf_internals.checkpoints import Part, TableView, Views
+from psrun.tf_internals.checkpoints import Part, TableView, TogetherRead, Views
 from psrun.tf_internals.strategies import shards_of
 from psrun.tf_internals.tracing import converted, stop_recording
 
@@ -40,6 +40,8 @@ EMBEDDINGS = "embeddings"
 # Of a stack: positions are int32, and each table may have some rows without an id in each shard.
 _MAX_IDS = 2**31 - 2**24
 _POOLED = (None, *COMBINERS)
+# A shard is read as a whole for a checkpoint up to this size: it may be copied once more than its tables alone.
+_READ_TOGETHER_BYTES = 64 << 20
 # Initializers whose values do not depend on the shape of the table: one call makes the values of several tables.
 _ALIKE = tuple(
     getattr(tf_keras.initializers, name)
@@ -176,14 +178,17 @@ class Stack:
             return Views({self.tables[0].name: variable})
         shards = shards_of([variable])
         whole = len(shards) == 1  # in a plan, which has a layout for servers that are not there
-        children = {}
+        parts: dict[str, list[Part]] = {table.name: [] for table in self.tables}
         for index, table in enumerate(self.tables):
-            parts = []
             for block in self.layout.blocks(index):
                 before = block.shard * self.layout.shard_rows if whole else 0
                 shard = shards[0 if whole else block.shard]
-                parts.append(Part(shard, block.first, block.num_rows, before + block.offset))
-            children[table.name] = TableView(name.replace(self.name, table.name), parts)
+                parts[table.name].append(Part(shard, block.first, block.num_rows, before + block.offset))
+        together = _read_together(shards, [part for each in parts.values() for part in each])
+        children = {}
+        for table in self.tables:
+            read = [replace(part, together=together.get(id(part.variable))) for part in parts[table.name]]
+            children[table.name] = TableView(name.replace(self.name, table.name), read)
         return Views(children)
 
     # -- ids
@@ -220,10 +225,21 @@ class Stack:
         return ids.shape[1:].num_elements() if ids.shape.rank else None
 
     def _of_columns(self, places: Sequence[Place], ids: Mapping[str, tf.Tensor], title: str) -> tf.Tensor:
-        tensors = [ids[place.feature] for place in places]
-        wide = [place for place, tensor in zip(places, tensors) for _ in range(tensor.shape[1:].num_elements())]
-        flat = [tf.reshape(tf.cast(each, tf.int64), [-1, each.shape[1:].num_elements()]) for each in tensors]
-        return tf.reshape(lookup.rows_of_columns(tf.concat(flat, 1), wide, self.layout, self.oov, title), [-1])
+        wide = []
+        flat = []
+        dtypes = {ids[place.feature].dtype for place in places}
+        for place in places:
+            tensor = ids[place.feature]
+            width = tensor.shape[1:].num_elements()
+            wide += [place] * width
+            if tensor.shape.rank != 2:
+                tensor = tf.reshape(tensor, [-1, width])
+            if len(dtypes) > 1:
+                tensor = tf.cast(tensor, tf.int64)
+            flat.append(tensor)
+        # One operation for all columns, where there can be a thousand of them.
+        whole = tf.cast(tf.concat(flat, 1), tf.int64)
+        return tf.reshape(lookup.rows_of_columns(whole, wide, self.layout, self.oov, title), [-1])
 
     def _of_lists(self, places: Sequence[Place], ids: Mapping[str, Any], title: str) -> tf.Tensor:
         tensors = [ids[place.feature] for place in places]
@@ -261,6 +277,17 @@ class StackIds:
         """The number of positions of `columns`."""
         static = self.positions.shape[0]
         return (tf.size(self.positions) if static is None else static) - sum(self.lists.values())
+
+
+def _read_together(shards: Sequence[Any], parts: Sequence[Part]) -> dict[int, TogetherRead]:
+    """What reads the parts of each small shard together, by the id of the shard."""
+    together = {}
+    for shard in shards:
+        num_bytes = shard.shape.num_elements() * shard.dtype.size
+        if num_bytes <= _READ_TOGETHER_BYTES:
+            own = [(part.offset, part.num_rows) for part in parts if part.variable is shard]
+            together[id(shard)] = TogetherRead(shard, own)
+    return together
 
 
 def _separate(columns: Sequence[Place], lists: Sequence[Place]) -> bool:

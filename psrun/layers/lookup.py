@@ -8,6 +8,8 @@ fetched before the layer is called, and undecided choices.
 from __future__ import annotations
 
 import abc
+import functools
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from typing import Any
@@ -136,7 +138,7 @@ class StackLayout:
     @property
     def shard_rows(self) -> int:
         """Rows of each shard."""
-        return sum(map(self.block_rows, range(len(self.table_rows))))
+        return self._offsets[-1]
 
     @property
     def num_rows(self) -> int:
@@ -145,7 +147,13 @@ class StackLayout:
 
     def offset(self, table: int) -> int:
         """Where the block of a table begins in each shard."""
-        return sum(map(self.block_rows, range(table)))
+        return self._offsets[table]
+
+    @functools.cached_property
+    def _offsets(self) -> list[int]:
+        """Where the block of each table begins in each shard, and where the last one ends."""
+        sizes = map(self.block_rows, range(len(self.table_rows)))
+        return list(itertools.accumulate(sizes, initial=0))
 
     def shard(self, table: int, block: int) -> int:
         """The shard that a block of a table is in."""

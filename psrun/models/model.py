@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
+import numpy as np
 import tensorflow as tf
 import tf_keras
 
 from psrun.data.source import DataSource, Feature
 from psrun.errors import ExportError
+from psrun.layers.lookup import is_list
 from psrun.tf_internals.keras import reserve_layer_names
 from psrun.tf_internals.tracing import converted
 
@@ -107,7 +110,7 @@ def refuse_lists(source: DataSource, model: str) -> None:
         raise ArgumentError(("", f"{message}; remove them from the features, or choose another model"))
 
 
-def prepared(source: DataSource, *, keep_missing: bool = False) -> tuple[tf_keras.Model | None, dict[str, int]]:
+def prepared(source: DataSource, *, keep_missing: bool = False) -> tuple[Preparation | None, dict[str, int]]:
     """Preprocessing that replaces strings and features with a vocabulary by ids, and scales numbers.
 
     Args:
@@ -117,32 +120,184 @@ def prepared(source: DataSource, *, keep_missing: bool = False) -> tuple[tf_kera
       The preprocessing (None if it is not needed), and the number of ids of each feature with ids. With a vocabulary,
       id 0 is for values outside of it.
     """
-    raw = inputs(dict(source.features))
-    # No layer is named here: a name made from a feature's could be the name of another feature, which an input has.
-    num_ids: dict[str, int] = {}
-    hashed_integers = []
-    outputs = {}
-    for name, feature in source.features.items():
-        outputs[name] = raw[name]
-        if feature.vocabulary is not None:
-            outputs[name], num_ids[name] = _looked_up(feature, raw[name])
-        elif feature.num_buckets is not None:
-            outputs[name] = _hashing_layer(feature.dtype, feature.num_buckets)(raw[name])
-            if feature.dtype.is_integer:
-                hashed_integers.append(name)
-            num_ids[name] = feature.num_buckets
-        elif feature.logarithm:
-            outputs[name] = tf.math.log1p(tf.nn.relu(raw[name]))
-        if (feature.mean, feature.deviation) != (0.0, 1.0):
-            scaling = tf_keras.layers.Rescaling(1 / feature.deviation, -feature.mean / feature.deviation)
-            outputs[name] = scaling(outputs[name])
-        if feature.nullable and not keep_missing:
-            outputs[name] = tf.where(tf.math.is_nan(outputs[name]), 0.0, outputs[name])
-    if all(outputs[name] is raw[name] for name in raw):
+    # A second time in `network_inputs`: the numbers in names of variables depend on it, and so do checkpoints.
+    reserve_layer_names(source.features)
+    preparation = Preparation(source.features, keep_missing=keep_missing)
+    if not preparation.changes_values:
         return None, {}
-    preprocessing = tf_keras.Model(raw, outputs)
-    preprocessing.hashed_integers = tuple(hashed_integers)
-    return preprocessing, num_ids
+    return preparation, preparation.num_ids
+
+
+class Preparation(tf_keras.layers.Layer):
+    """Ids in place of words and of integers with a vocabulary or buckets, and scaled numbers.
+
+    Features of one kind are columns of one matrix: the number of operations grows with the kinds, not the features.
+
+    Args:
+      features: the raw features by name.
+      keep_missing: as in `prepared`.
+
+    Call arguments:
+      inputs: a batch of raw features by name.
+
+    Returns:
+      The features by name, of the same shapes; int64 ids where `num_ids` has the feature.
+
+    Raises:
+      ValueError: a vocabulary is empty or has a value twice.
+    """
+
+    def __init__(self, features: Mapping[str, Feature], *, keep_missing: bool = False, **kwargs: Any) -> None:
+        super().__init__(**{"autocast": False, **kwargs})
+        with_ids = _alike(features, _kind_of_ids)
+        # A list, in which Keras finds the tables: an export must hold them.
+        self._ids = [_ids_of(list(group.values())) for group in with_ids]
+        numbers = _alike(features, lambda feature: _kind_of_number(feature, keep_missing=keep_missing))
+        scalings = [_Scaling(list(group.values()), keep_missing, self.compute_dtype) for group in numbers]
+        # Not as attributes of their own: Keras would wrap them.
+        self._plan = _Plan(
+            features=dict(features),
+            ids=tuple(map(_Columns, with_ids, self._ids)),
+            numbers=tuple(map(_Columns, numbers, scalings)),
+        )
+
+    @property
+    def changes_values(self) -> bool:
+        """Whether any feature is not passed on as it is."""
+        return bool(self._plan.ids or self._plan.numbers)
+
+    @property
+    def num_ids(self) -> dict[str, int]:
+        """The number of ids of each feature with ids, in the order of the features."""
+        sizes: dict[str, int] = {}
+        for columns in self._plan.ids:
+            sizes.update(zip(columns.features, columns.transform.num_ids))
+        return {name: sizes[name] for name in self._plan.features if name in sizes}
+
+    @property
+    def hashed_integers(self) -> tuple[str, ...]:
+        """The features whose integers are hashed to ids."""
+        names = []
+        for name, feature in self._plan.features.items():
+            if feature.vocabulary is None and feature.num_buckets is not None and feature.dtype.is_integer:
+                names.append(name)
+        return tuple(names)
+
+    def call(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        outputs = {}
+        for name, feature in self._plan.features.items():
+            outputs[name] = tf.cast(inputs[name], feature.dtype)
+        for columns in (*self._plan.ids, *self._plan.numbers):
+            outputs.update(columns.transformed(outputs))
+        return outputs
+
+
+class _Transform(Protocol):
+    """Makes other values of the values of several features, called columns here."""
+
+    def __call__(self, values: tf.Tensor, columns: Any) -> tf.Tensor:
+        """The other values, of the same shape.
+
+        Args:
+          values: as columns side by side, (n, number of columns), or of one column, of any shape.
+          columns: the numbers of the columns: an array, or the number of the only one.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """Features that are transformed alike, as the columns of one matrix.
+
+    Attributes:
+      features: by name; their order gives the numbers of the columns.
+    """
+
+    features: Mapping[str, Feature]
+    transform: Any
+
+    def transformed(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
+        """The features after the transformation, each of the same shape as before."""
+        outputs = {}
+        in_matrix: dict[str, tf.Tensor] = {}
+        numbers = []
+        for number, name in enumerate(self.features):
+            tensor = tensors[name]
+            if is_list(tensor):
+                outputs[name] = tensor.with_flat_values(self.transform(tensor.flat_values, number))
+            elif len(self.features) == 1 or _width(tensor) is None:
+                outputs[name] = self.transform(tensor, number)
+            else:
+                in_matrix[name] = tensor
+                numbers.append(number)
+        if in_matrix:
+            outputs.update(self._side_by_side(in_matrix, numbers))
+        return outputs
+
+    def _side_by_side(self, tensors: Mapping[str, tf.Tensor], numbers: Sequence[int]) -> Iterator[tuple[str, Any]]:
+        widths = [_width(tensor) for tensor in tensors.values()]
+        flat = []
+        for tensor, width in zip(tensors.values(), widths):
+            flat.append(tensor if tensor.shape.rank == 2 else tf.reshape(tensor, [-1, width]))
+        whole = self.transform(tf.concat(flat, 1), np.repeat(numbers, widths))
+        for (name, tensor), part in zip(tensors.items(), tf.split(whole, widths, axis=1)):
+            if tensor.shape.rank != 2:
+                part = tf.ensure_shape(tf.reshape(part, tf.shape(tensor)), tensor.shape)
+            yield name, part
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What a `Preparation` does: first the ids, then the numbers."""
+
+    features: Mapping[str, Feature]
+    ids: tuple[_Columns, ...]
+    numbers: tuple[_Columns, ...]
+
+
+def _alike(features: Mapping[str, Feature], kind_of: Callable[[Feature], Any]) -> list[dict[str, Feature]]:
+    """The features of each kind by name; without features of which the kind is None."""
+    groups: dict[Any, dict[str, Feature]] = {}
+    for name, feature in features.items():
+        kind = kind_of(feature)
+        if kind is not None:
+            groups.setdefault(kind, {})[name] = feature
+    return list(groups.values())
+
+
+def _width(tensor: tf.Tensor) -> int | None:
+    """The number of values of an example; None if it is unknown."""
+    return None if tensor.shape.rank is None else tensor.shape[1:].num_elements()
+
+
+def _kind_of_ids(feature: Feature) -> Any:
+    """What features have in common whose ids are found in one step; None of a feature without ids."""
+    if isinstance(feature.vocabulary, Path):
+        return feature.dtype, feature.vocabulary
+    if feature.vocabulary is not None:
+        return feature.dtype, "vocabulary"
+    if feature.num_buckets is not None:
+        return feature.dtype, feature.num_buckets
+    return None
+
+
+def _ids_of(features: Sequence[Feature]) -> Any:
+    """The transformation of features of one kind to ids."""
+    first = features[0]
+    if first.vocabulary is None:
+        assert first.num_buckets is not None
+        return _ByLayer(_hashing_layer(first.dtype, first.num_buckets), first.num_buckets, len(features))
+    is_text = first.dtype == tf.string
+    if isinstance(first.vocabulary, Path):
+        kind = tf_keras.layers.StringLookup if is_text else tf_keras.layers.IntegerLookup
+        lookup = kind(vocabulary=str(first.vocabulary), num_oov_indices=1)
+        return _ByLayer(lookup, lookup.vocabulary_size(), len(features))
+    vocabularies = []
+    for feature in features:
+        assert feature.vocabulary is not None
+        assert not isinstance(feature.vocabulary, Path)
+        vocabularies.append(tuple(feature.vocabulary))
+    return _Vocabularies(vocabularies, tf.string if is_text else tf.int64)
 
 
 def _hashing_layer(dtype: tf.DType, num_buckets: int) -> tf_keras.layers.Layer:
@@ -193,12 +348,117 @@ class IntegerHashing(tf_keras.layers.Layer):
         return {**super().get_config(), "num_buckets": self.num_buckets}
 
 
-def _looked_up(feature: Feature, tensor: tf.Tensor) -> tuple[tf.Tensor, int]:
-    of_strings = feature.dtype == tf.string
-    words = str(feature.vocabulary) if isinstance(feature.vocabulary, Path) else list(feature.vocabulary or ())
-    kind = tf_keras.layers.StringLookup if of_strings else tf_keras.layers.IntegerLookup
-    lookup = kind(vocabulary=words, num_oov_indices=1)
-    return lookup(tensor), lookup.vocabulary_size()
+class _ByLayer(tf.Module):
+    """Ids of columns by a layer that makes no difference between them."""
+
+    def __init__(self, layer: tf_keras.layers.Layer, num_ids: int, num_columns: int) -> None:
+        super().__init__()
+        self.num_ids = (num_ids,) * num_columns
+        self._layer = layer
+
+    def __call__(self, values: tf.Tensor, columns: Any) -> tf.Tensor:
+        return self._layer(values)
+
+
+class _Vocabularies(tf.Module):
+    """Ids of columns by their vocabularies: 1 for the first value, 2 for the second; 0 for any other value.
+
+    One table numbers the values of all vocabularies from 1 on. Another one has the id of each pair of a column and the
+    number of a value. Two look-ups serve any number of columns.
+
+    Args:
+      vocabularies: of each column.
+      dtype: of the values.
+    """
+
+    # Keras' layers leave it out as the first value of a vocabulary: the vocabulary of such a layer begins with it.
+    _OUTSIDE: ClassVar[Mapping[tf.DType, Any]] = {tf.string: "[UNK]", tf.int64: -1}
+
+    def __init__(self, vocabularies: Sequence[Sequence[Any]], dtype: tf.DType) -> None:
+        super().__init__()
+        numbers: dict[Any, int] = {}
+        found = []
+        num_ids = []
+        for vocabulary in vocabularies:
+            values = self._checked(vocabulary, self._OUTSIDE[dtype])
+            num_ids.append(1 + len(values))
+            found.append([numbers.setdefault(value, len(numbers) + 1) for value in values])
+        self.num_ids = tuple(num_ids)
+        self._dtype = dtype
+        self._stride = len(numbers) + 1
+        pairs = [np.array(each, np.int64) + column * self._stride for column, each in enumerate(found)]
+        ids = [np.arange(1, 1 + len(each)) for each in found]
+        self._numbers = _table(list(numbers), np.arange(1, 1 + len(numbers)), dtype)
+        self._ids = _table(np.concatenate(pairs), np.concatenate(ids), tf.int64)
+
+    @staticmethod
+    def _checked(vocabulary: Sequence[Any], outside: Any) -> Sequence[Any]:
+        if not vocabulary:
+            raise ValueError("a vocabulary is empty; list the values of the feature, or use num_buckets")
+        values = vocabulary[1:] if vocabulary[0] == outside else vocabulary
+        if len(set(values)) < len(values):
+            twice = [value for value, count in Counter(values).items() if count > 1]
+            raise ValueError(f"a vocabulary has the value {twice[0]!r} twice; list each value once")
+        return values
+
+    def __call__(self, values: tf.Tensor, columns: Any) -> tf.Tensor:
+        number = self._numbers.lookup(tf.cast(values, self._dtype))
+        # A value that is in no vocabulary has the number 0, and with it no id in any column.
+        return self._ids.lookup(number + np.int64(columns) * self._stride)
+
+
+def _table(keys: Any, values: np.ndarray, key_dtype: tf.DType) -> tf.lookup.StaticHashTable:
+    """A table of int64 values, 0 for other keys."""
+    with tf.init_scope():
+        initializer = tf.lookup.KeyValueTensorInitializer(
+            tf.constant(keys, key_dtype), tf.constant(values, tf.int64), key_dtype, tf.int64
+        )
+        return tf.lookup.StaticHashTable(initializer, 0)
+
+
+def _kind_of_number(feature: Feature, *, keep_missing: bool) -> Any:
+    """What features have in common whose numbers are changed in one step; None of a feature that stays as it is."""
+    has_ids = _kind_of_ids(feature) is not None
+    logarithm = feature.logarithm and not has_ids
+    replaced = feature.nullable and not keep_missing
+    if not logarithm and not replaced and not _is_scaled(feature):
+        return None
+    dtype = tf.int64 if has_ids else feature.dtype
+    return dtype, logarithm, _is_scaled(feature), replaced
+
+
+def _is_scaled(feature: Feature) -> bool:
+    return (feature.mean, feature.deviation) != (0.0, 1.0)
+
+
+class _Scaling:
+    """Numbers of columns less their means, divided by their deviations; perhaps of logarithms; missing ones replaced.
+
+    Args:
+      features: of each column; of one kind.
+      keep_missing: as in `prepared`.
+      dtype: of scaled numbers.
+    """
+
+    def __init__(self, features: Sequence[Feature], keep_missing: bool, dtype: str) -> None:
+        kind = features[0]
+        self._logarithm = kind.logarithm and _kind_of_ids(kind) is None
+        self._is_scaled = _is_scaled(kind)
+        self._replaces_missing = kind.nullable and not keep_missing
+        self._dtype = dtype
+        self._scale = np.array([1 / feature.deviation for feature in features])
+        self._offset = np.array([-feature.mean / feature.deviation for feature in features])
+
+    def __call__(self, values: tf.Tensor, columns: Any) -> tf.Tensor:
+        if self._logarithm:
+            values = tf.math.log1p(tf.nn.relu(values))
+        if self._is_scaled:
+            scale = tf.constant(self._scale[columns], self._dtype)
+            offset = tf.constant(self._offset[columns], self._dtype)
+            values = tf.cast(values, self._dtype) * scale + offset
+        if self._replaces_missing:
+            values = tf.where(tf.math.is_nan(values), 0.0, values)
+        return values
 
 
 def network_inputs(source: DataSource, num_ids: dict[str, int]) -> dict[str, tf_keras.Input]:
@@ -288,7 +548,7 @@ def label_scale(source: DataSource) -> tuple[float, float]:
 
 
 def floats(tensors: dict[str, tf.Tensor]) -> tf.Tensor:
-    """All float inputs but lists, flattened and concatenated: (batch, sum of sizes).
+    """All float inputs but lists side by side: (batch, sum of sizes).
 
     Raises:
       ValueError: there are no float inputs.
@@ -297,13 +557,33 @@ def floats(tensors: dict[str, tf.Tensor]) -> tf.Tensor:
     if not flat:
         features = ", ".join(f"{name} ({tensor.dtype.name})" for name, tensor in tensors.items())
         raise ValueError(f"the data has no features that this model can use: it needs float32, but they are {features}")
-    return concatenated(flat)
+    return flat[0]
 
 
 def numbers_of(tensors: dict[str, tf.Tensor]) -> list[tf.Tensor]:
-    """All float inputs but lists, each flattened: (batch, size)."""
+    """All float inputs but lists side by side: one tensor, (batch, sum of sizes); none without such inputs."""
     numbers = [tensor for tensor in tensors.values() if tensor.dtype == tf.float32 and not is_ragged(tensor)]
-    return [tf_keras.layers.Flatten()(tensor) for tensor in numbers]
+    return [SideBySide()(numbers)] if numbers else []
+
+
+@tf_keras.utils.register_keras_serializable(package="psrun")
+class SideBySide(tf_keras.layers.Layer):
+    """Tensors of one type, each flattened, as one matrix: a layer for any number of features.
+
+    Call arguments:
+      inputs: a list of tensors, (batch, *shape).
+
+    Returns:
+      (batch, sum of sizes).
+    """
+
+    def call(self, inputs: Sequence[tf.Tensor]) -> tf.Tensor:
+        flat = []
+        for tensor in inputs:
+            if tensor.shape.rank != 2:
+                tensor = tf.reshape(tensor, [-1, tensor.shape[1:].num_elements()])
+            flat.append(tensor)
+        return tf.concat(flat, 1)
 
 
 def is_ragged(tensor: Any) -> bool:

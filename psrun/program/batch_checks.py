@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -420,7 +420,7 @@ class BatchChecks:
             if value is None or not value.dtype.is_floating or feature.nullable:
                 continue
             if isinstance(value, tf.Tensor):
-                columns[name] = tf.reshape(value, [tf.shape(value)[0], -1])
+                columns[name] = _as_matrix(value)
             else:
                 values, rows = _values_of_lists(value)
                 yield self._required(values, tf.math.is_finite, f"the feature {name} is {{0}} {place}", place, rows)
@@ -436,7 +436,7 @@ class BatchChecks:
 
         def found() -> tuple[tf.Tensor, ...]:
             wrong = tf.where(~is_finite)[0]
-            ends = tf.cumsum(tf.stack([tf.shape(each, tf.int64)[1] for each in columns.values()]))
+            ends = tf.cumsum(tf.cast(tf.stack(_widths(columns.values())), tf.int64))
             name = tf.gather(list(columns), tf.searchsorted(ends, wrong[1:], side="right"))
             return tf.gather_nd(matrix, wrong), place.of(wrong[0]), name
 
@@ -579,6 +579,20 @@ def _all(requirements: Sequence[_Requirement]) -> list[tf.Operation]:
         return tf.constant(False)
 
     return [tf.cond(are_met, lambda: tf.constant(True), refused).op]
+
+
+def _as_matrix(values: tf.Tensor) -> tf.Tensor:
+    """The values of a feature: (batch, size)."""
+    return values if values.shape.rank == 2 else tf.reshape(values, [tf.shape(values)[0], -1])
+
+
+def _widths(columns: Iterable[tf.Tensor]) -> list[Any]:
+    """The sizes of the second axes, int64. A known one costs no operation; there can be a thousand columns."""
+    widths = []
+    for column in columns:
+        width = column.shape[1]
+        widths.append(tf.shape(column, tf.int64)[1] if width is None else np.int64(width))
+    return widths
 
 
 def _by_output(values: Any) -> Mapping[str, Any]:

@@ -75,12 +75,50 @@ class Part:
       first: the first row, counted within the table.
       num_rows: how many there are.
       offset: where they are in the variable.
+      together: reads the part with other parts of the variable; None: it is read by itself.
     """
 
     variable: Any
     first: int
     num_rows: int
     offset: int
+    together: TogetherRead | None = None
+
+
+class TogetherRead:
+    """Reads parts of a small variable together while a function is traced, in two operations for any number of parts.
+
+    The values are copied twice where the rows of a part do not fill whole cache lines.
+
+    Args:
+      variable: (rows, ...).
+      parts: the first row and the number of rows of each part, which do not overlap.
+    """
+
+    def __init__(self, variable: Any, parts: Sequence[tuple[int, int]]) -> None:
+        self._variable = _copies(variable)[0]
+        self._sizes: list[int] = []
+        self._numbers: dict[int, int] = {}  # by the first row of a part, its place among the sizes
+        end = 0
+        for first, num_rows in sorted(parts):
+            if first > end:
+                self._sizes.append(first - end)
+            self._numbers[first] = len(self._sizes)
+            self._sizes.append(num_rows)
+            end = first + num_rows
+        if variable.shape[0] > end:
+            self._sizes.append(variable.shape[0] - end)
+        self._graph: Any = None
+        self._read: Sequence[tf.Tensor] = ()
+
+    def rows(self, first: int) -> tf.Tensor:
+        """The rows of the part that begins with this row."""
+        graph = tf.compat.v1.get_default_graph()
+        if self._graph is not graph:
+            whole = tf.gather(self._variable, tf.range(self._variable.shape[0]))
+            self._read = tf.split(whole, self._sizes)
+            self._graph = graph
+        return self._read[self._numbers[first]]
 
 
 class TableView(Trackable):
@@ -106,12 +144,17 @@ class TableView(Trackable):
         return {VARIABLE_VALUE_KEY: saveables}
 
 
+def _copies(variable: Any) -> Sequence[Any]:
+    """The copies of a variable on several devices, or the only one."""
+    return getattr(variable, "values", None) or [variable]
+
+
 class _PartSaveable(SaveableObject):
     """Reads and writes the rows of a part only."""
 
     def __init__(self, part: Part, full_shape: list[int], name: str) -> None:
         self._part = part
-        self._copies = getattr(part.variable, "values", None) or [part.variable]
+        self._copies = _copies(part.variable)
         first, variable = self._copies[0], part.variable
         extent = [f"{part.first},{part.num_rows}", *(f"0,{size}" for size in full_shape[1:])]
         spec = f"{' '.join(map(str, full_shape))} {':'.join(extent)}"
@@ -119,10 +162,17 @@ class _PartSaveable(SaveableObject):
         super().__init__(None, [SaveSpec(self.read, spec, name, variable.dtype, first.device)], name)
 
     def read(self) -> tf.Tensor:
+        together = self._part.together
         # `variable[a:b]` would copy the whole variable for each table.
         with tf.device(self._copies[0].device):
-            rows = tf.gather(self._copies[0], self._rows())
-        with tf.device(set_cpu0(self._copies[0].device)):
+            if together is None or tf.executing_eagerly():
+                rows = tf.gather(self._copies[0], self._rows())
+            else:
+                rows = together.rows(self._part.offset)
+        memory = set_cpu0(self._copies[0].device)
+        if memory == self._copies[0].device:
+            return rows
+        with tf.device(memory):
             return tf.identity(rows)
 
     def _rows(self) -> tf.Tensor:

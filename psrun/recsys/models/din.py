@@ -11,7 +11,7 @@ import tf_keras
 from psrun.data.source import DataSource
 from psrun.layers.collection import MAX_STACKED_TABLE_BYTES
 from psrun.layers.lookup import Table, assertion
-from psrun.models.model import ArgumentError, Model, concatenated, head, hidden, is_ragged, network_inputs, prepared
+from psrun.models.model import ArgumentError, Model, concatenated, head, hidden, network_inputs, numbers_of, prepared
 from psrun.recsys.models import tables
 
 
@@ -60,12 +60,7 @@ def din(
     weights = source.features[history].weights
     inputs = [rows[history], flat[target], *([] if weights is None else [tensors[weights]])]
     interest = Attention(attention_units, name="attention")(inputs)
-    numbers = [
-        tf_keras.layers.Flatten()(tensor)
-        for tensor in tensors.values()
-        if tensor.dtype == tf.float32 and not is_ragged(tensor)
-    ]
-    top = hidden(concatenated([interest, *flat.values(), *numbers]), hidden_units)
+    top = hidden(concatenated([interest, *flat.values(), *numbers_of(tensors)]), hidden_units)
     return Model(tf_keras.Model(tensors, head(top, source)), preprocessing)
 
 

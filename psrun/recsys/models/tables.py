@@ -15,7 +15,7 @@ import tf_keras
 
 from psrun.data.source import DataSource, Feature
 from psrun.layers import EmbeddingCollection, Table
-from psrun.models.model import ArgumentError, concatenated
+from psrun.models.model import ArgumentError, SideBySide
 
 _KEY = "shared_tables"
 _NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.-]*")  # valid names of variables in TensorFlow
@@ -95,7 +95,7 @@ def side_by_side(
     if _in_one_tensor(tables, order):
         return tf_keras.layers.Flatten()(rows(tables, tensors, features, concatenate=True, **options))
     by_feature = rows(tables, tensors, features, **options)
-    return concatenated([tf_keras.layers.Flatten()(by_feature[name]) for name in order])
+    return SideBySide()([by_feature[name] for name in order])
 
 
 def vectors(

@@ -18,6 +18,7 @@ from psrun.layers.lookup import Table
 from psrun.models.model import (
     ArgumentError,
     Model,
+    SideBySide,
     concatenated,
     head,
     hidden,
@@ -176,9 +177,8 @@ def encoded(
     """
     if not tensors:
         return [], []
-    flat = [tf_keras.layers.Flatten()(tensor) for tensor in tensors.values()]
-    widths = [tensor.shape[1] for tensor in flat]
-    together = flat[0] if len(flat) == 1 else tf_keras.layers.Concatenate()(flat)
+    widths = [tensor.shape[1:].num_elements() for tensor in tensors.values()]
+    together = SideBySide()(list(tensors.values()))
     boundaries = [edges for name, width in zip(tensors, widths) for edges in [standardized(features[name])] * width]
     nullable = [each for name, width in zip(tensors, widths) for each in [features[name].nullable] * width]
     if not any(boundaries) and not any(nullable):

@@ -152,3 +152,14 @@ def test_an_export_predicts_for_raw_features(tmp_path) -> None:  # type: ignore[
     served = tf.saved_model.load(str(tmp_path / "export")).signatures["serving_default"]
     (prediction,) = served(**raw).values()
     np.testing.assert_allclose(prediction, whole(raw), rtol=1e-6)
+
+
+def test_more_columns_add_no_layers_but_inputs() -> None:
+    def layers(number: int) -> list[str]:
+        features = {}
+        for index in range(number):
+            features |= {f"age_{index}": AGE, f"city_{index}": CITY}
+        network = wide_deep(source(features)).network
+        return [type(layer).__name__ for layer in network.layers if not isinstance(layer, tf_keras.layers.InputLayer)]
+
+    assert layers(2) == layers(9)

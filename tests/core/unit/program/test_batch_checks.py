@@ -295,3 +295,21 @@ def test_an_input_that_the_features_lack_is_named(inputs, missing):
     (problem,) = raised.value.problems
     expected = f"has the input {missing}, but the features are user, x; give both the same name"
     assert (problem.key, problem.message) == ("model", expected)
+
+
+def test_more_columns_are_checked_by_as_many_operations():
+    def operations(number: int) -> int:
+        features = {f"x{index}": Feature((1,), tf.float32) for index in range(number)}
+        checks = BatchChecks(source_of(None, features=features), SimpleNamespace(loss=None, metrics=None),
+                             has_labels=False)  # fmt: skip
+
+        @tf.function
+        def checked(batch: dict[str, tf.Tensor]) -> Any:
+            return checks.checked((batch, tf.zeros([1])), Place("evaluation"))
+
+        specs = {name: tf.TensorSpec([None, 1], tf.float32, name) for name in features}
+        whole = checked.get_concrete_function(specs).graph.as_graph_def()
+        nodes = [*whole.node, *(node for branch in whole.library.function for node in branch.node_def)]
+        return sum(node.op not in ("Placeholder", "Identity") for node in nodes)
+
+    assert operations(3) == operations(30)
