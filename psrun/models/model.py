@@ -337,12 +337,12 @@ class IntegerHashing(tf_keras.layers.Layer):
         return self._ids(inputs)
 
     def _ids(self, values: tf.Tensor) -> tf.Tensor:
-        values = tf.cast(values, tf.int64)
-        product = tf.bitcast(values, tf.uint64) * tf.constant(_MULTIPLIER, tf.uint64)
-        upper = tf.bitwise.right_shift(product, tf.constant(32, tf.uint64))
-        hashed = tf.bitwise.right_shift(upper * self.num_buckets, tf.constant(32, tf.uint64))
-        is_id = (values >= 0) & (values < self.num_buckets)
-        return tf.where(is_id, values, tf.bitcast(hashed, tf.int64))
+        # Without a sign, a negative number is greater than all ids.
+        numbers = tf.bitcast(tf.cast(values, tf.int64), tf.uint64)
+        bits = tf.constant(32, tf.uint64)
+        upper = tf.bitwise.right_shift(numbers * tf.constant(_MULTIPLIER, tf.uint64), bits)
+        hashed = tf.bitwise.right_shift(upper * self.num_buckets, bits)
+        return tf.bitcast(tf.where(numbers < self.num_buckets, numbers, hashed), tf.int64)
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "num_buckets": self.num_buckets}
