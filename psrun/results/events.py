@@ -382,7 +382,12 @@ def _later_data(state: State, event: Event) -> State:
 def _placement(state: State, event: Event) -> State:
     balance = dict(event.data)
     balance.pop("num_ps", None)  # which `cluster` has
-    return {"placement": balance.pop("placement"), "balance": balance}
+    change: dict[str, Any] = {}
+    for name in ("placement", "placement_in"):  # one of the two
+        value = balance.pop(name, None)
+        if value is not None or name in state:
+            change[name] = value
+    return {**change, "balance": balance}
 
 
 def _tracker(state: State, event: Event) -> State:

@@ -19,7 +19,7 @@ from yaml import YAMLError
 from psrun import files
 from psrun.config.groups import run_argument
 from psrun.config.topology import Task
-from psrun.errors import CANNOT_GROW, FULL, ConfigError, ExitCode, Problem, PsrunError, RunFolderError
+from psrun.errors import CANNOT_GROW, FULL, ConfigError, DataError, ExitCode, Problem, PsrunError, RunFolderError
 from psrun.results.events import (
     CHANGES,
     IN_RUN_JSON,
@@ -44,6 +44,11 @@ _PAUSE = "pause-after"
 HYDRA = (".hydra/config.yaml", ".hydra/hydra.yaml", ".hydra/overrides.yaml")  # the composed configuration, its sources
 NOTES = "notes.json"
 SUBMITTED = "submitted.json"
+DATA = "data.json"  # facts about the data that are too large for run.json, as of a thousand columns
+_LARGE_FACT_BYTES = 32 << 10
+PLACEMENT = "placement.json"  # of more variables than run.json takes
+_LARGE_PLACEMENT_BYTES = 128 << 10
+_MORE = "more_in"  # the key, among the facts about the data, that names the file
 _LOGS = ("supervisor", "planner", "fork-server", "console")  # beside those of tasks
 PLANNED = "planned"  # the status that is shown of a plan
 PENDING, NOT_RUN = "pending", "not run"  # the status of a run that has not begun, and of one that never will
@@ -166,6 +171,30 @@ class RunFolder(Journal):
         except (FileNotFoundError, json.JSONDecodeError):
             return rebuilt(self.path)
 
+    def data_facts(self) -> dict[str, Any] | None:
+        """The facts about the data that the run has recorded; None if it has recorded none.
+
+        Raises:
+          DataError: the file with large facts cannot be read.
+        """
+        recorded = self.stored().get("data")
+        return None if recorded is None else whole_facts(recorded, self.root.path)
+
+    def emit_data(self, facts: Mapping[str, Any]) -> None:
+        """Records facts about the data; large ones in a file beside run.json. Raises RunFolderError."""
+        whole = plain(facts)
+        large = {}
+        for name, value in whole.items():
+            if len(json.dumps(value)) > _LARGE_FACT_BYTES:
+                large[name] = value
+        if not large:
+            self.emit("data", data=whole)
+            return
+        with writing_to(self.root.path):
+            files.write_atomic(self.root.path / DATA, json.dumps(large, allow_nan=False) + "\n")
+        small = {name: value for name, value in whole.items() if name not in large}
+        self.emit("data", data={**small, _MORE: DATA})
+
     @property
     def has_run(self) -> bool:
         """Whether a run has begun in the folder."""
@@ -210,7 +239,7 @@ class RunFolder(Journal):
 
     def _remove_record(self) -> None:
         """Removes what a refused run or a plan has recorded. The next run replaces the rest; files of others stay."""
-        written = [self.path / name for name in (METRICS, NOTES, END_EARLY, _PAUSE)]
+        written = [self.path / name for name in (METRICS, NOTES, DATA, PLACEMENT, END_EARLY, _PAUSE)]
         for log in (self.path / "logs").glob("*.log"):
             if log.stem in _LOGS or Task.named(log.stem):
                 written.append(log)
@@ -336,6 +365,8 @@ class RunFolder(Journal):
         """Another process may have written run.json last. If the file is damaged, the last known result is used."""
         before = self.stored() or self._result
         event = replace(event, data=plain(event.data))  # as it will be read from metrics.jsonl
+        if event.kind == "placement":
+            event = self._without_large_placement(event)
         self._result = fold(before, event)
         text = json.dumps(self._result, indent=2, allow_nan=False) + "\n"
         with writing_to(self.path):
@@ -344,6 +375,16 @@ class RunFolder(Journal):
             self._with_reserve(event, lambda: files.write_atomic(self.path / RESULT, text))
         if event.kind == "ended":
             (self.path / _RESERVE).unlink(missing_ok=True)
+
+    def _without_large_placement(self, event: Event) -> Event:
+        """The event as run.json takes it: with the name of a file in place of a large placement. Writes the file."""
+        text = json.dumps(event.data["placement"], allow_nan=False)
+        if len(text) <= _LARGE_PLACEMENT_BYTES:
+            return event
+        with writing_to(self.path):
+            files.write_atomic(self.path / PLACEMENT, text + "\n")
+        others = {key: value for key, value in event.data.items() if key != "placement"}
+        return replace(event, data={**others, "placement_in": PLACEMENT})
 
     def _complete(self, result: Mapping[str, Any]) -> None:
         """Adds `result` to metrics.jsonl if the events there do not add up to run.json.
@@ -392,6 +433,42 @@ class RunFolder(Journal):
                     files.write_atomic(file, text)
 
         return undo
+
+
+def whole_facts(facts: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Facts about the data as run.json has them, with the large ones, which are in a file beside it.
+
+    Args:
+      folder: of the run.
+
+    Raises:
+      DataError: the file cannot be read.
+    """
+    name = facts.get(_MORE)
+    if name is None:
+        return dict(facts)
+    path = folder / str(name)
+    try:
+        large = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        message = f"{path}, which has what the run knows of the columns, cannot be read: {error}"
+        raise DataError(f"{message}; restore it from a copy of the run, or train a new run") from error
+    others = {key: value for key, value in facts.items() if key != _MORE}
+    return {**large, **others}
+
+
+def placement_of(result: Mapping[str, Any], folder: Path) -> list[Any]:
+    """The placement of a run: from run.json, or from the file that this names; empty if there is none.
+
+    Args:
+      folder: of the run.
+    """
+    name = result.get("placement_in")
+    placed = result.get("placement")
+    if name is not None:
+        with contextlib.suppress(OSError, ValueError):
+            placed = json.loads((folder / str(name)).read_text(encoding="utf-8"))
+    return placed if isinstance(placed, list) else []
 
 
 def rebuilt(path: Path) -> dict[str, Any]:

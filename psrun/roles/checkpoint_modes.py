@@ -368,7 +368,7 @@ def _source_of(run_config: RunConfig, folder: RunFolder, chief: Chief) -> tuple[
 
     Reports how the data differ from what the run was trained on.
     """
-    source = loading.load_source(run_config, folder.stored().get("data"), chief.preparing, folder.root.path)
+    source = loading.load_source(run_config, folder.data_facts(), chief.preparing, folder.root.path)
     _report_differences(source, folder, chief.reporter, run_config.mode)
     return source, loading.planned(run_config, source)
 
@@ -700,7 +700,7 @@ def run_export(run_config: RunConfig, folder: RunFolder, console: Console) -> No
     Raises:
       PsrunError: there is no such checkpoint, or the model cannot be written.
     """
-    source = loading.load_source(run_config, folder.stored().get("data"), folder=folder.root.path)
+    source = loading.load_source(run_config, folder.data_facts(), folder=folder.root.path)
     warn = warner(console)
     loaded = trained_model.load(run_config, source, Store(folder.checkpoints), warn)
     path = trained_model.export(loaded, folder.path / "export", warn)

@@ -88,7 +88,7 @@ def run(run_config: RunConfig, context: TaskContext, stop: Stop) -> None:
             folder.emit("consistency", **run_config.consistency.facts)
         trainer = TRAINERS[run_config.trainer.kind](run_config)
         hooks = Hooks(run_config, folder, reporter)
-        source = loading.load_source(run_config, folder.stored().get("data"), chief.preparing, folder.root.path)
+        source = loading.load_source(run_config, folder.data_facts(), chief.preparing, folder.root.path)
         stop.raise_if_requested()  # also where something discarded the exception of a signal
         run_config = _planned(run_config, source, reporter, folder)
         _report_data(run_config, source, reporter, folder)
@@ -145,7 +145,7 @@ def _planned(run_config: RunConfig, source: DataSource, reporter: Reporter, fold
 
 
 def _report_data(run_config: RunConfig, source: DataSource, reporter: Reporter, folder: RunFolder) -> None:
-    folder.emit("data", data=loading.facts(run_config, source))
+    folder.emit_data(loading.facts(run_config, source))
     remarks = Remarks.of(source)
     if remarks.guessed or remarks.notes:
         reporter.emit("features", features=remarks.guessed, notes=list(remarks.notes))

@@ -73,7 +73,7 @@ class Plan:
 
 def run(run_config: RunConfig, folder: RunFolder, console: Console) -> None:
     """Prints the plan and records it."""
-    source = loading.load_source(run_config, folder.stored().get("data"))
+    source = loading.load_source(run_config, folder.data_facts())
     remarks = Remarks.of(source)
     if remarks.guessed:
         console.print(feature_table(remarks.guessed, GUESSED))

@@ -223,7 +223,7 @@ class Sidecar:
     def _evaluated(self, name: Any) -> tuple[Evaluation, CheckpointInfo]:
         if self._program is None:
             callback_list = fit.made_callbacks(self._evaluation.callbacks, "evaluation.callbacks")
-            source = loading.load_source(self._run, self._folder.stored().get("data"), folder=self._folder.root.path)
+            source = loading.load_source(self._run, self._folder.data_facts(), folder=self._folder.root.path)
             planned = loading.planned(self._run, source)
             start_afresh(self._run.seed)
             built = build_program(planned, source, strategy.Distribution(tf.distribute.get_strategy()))

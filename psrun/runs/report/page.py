@@ -18,6 +18,7 @@ from psrun.config import choices
 from psrun.errors import PsrunError
 from psrun.files import as_mapping, as_mappings, as_number
 from psrun.results.events import Event
+from psrun.results.run_folder import placement_of
 from psrun.runs import states
 from psrun.runs.report import comparison, rows
 from psrun.runs.report.ranking import NUMBER, Ranking, held_out
@@ -220,7 +221,7 @@ def _staleness(run: Run) -> list[list[float]] | None:
 def _bytes(run: Run) -> dict[str, int]:
     """The bytes of model and optimizer on each task."""
     sizes = Counter[str]()
-    for shard in as_mappings(run.result.get("placement")):
+    for shard in as_mappings(placement_of(run.result, run.path)):
         size = as_number(shard.get("bytes"))
         if size is not None and shard.get("kind") in ("model", "optimizer", None):
             sizes[str(shard.get("task"))] += int(size)

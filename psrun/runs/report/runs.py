@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -13,11 +14,11 @@ from typing import Any
 import yaml
 
 from psrun.config.schema import AUTO
-from psrun.errors import ConfigError
+from psrun.errors import ConfigError, DataError
 from psrun.files import as_mapping, load_mapping
 from psrun.results import run_folder, run_state
 from psrun.results.events import METRICS, Event, EventReader
-from psrun.results.run_folder import CONFIG, RESULT, flat
+from psrun.results.run_folder import CONFIG, RESULT, flat, whole_facts
 from psrun.results.run_state import LEVELS, QUIET_S, RunState, below, existing, natural, printable
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the one in C is twenty times as fast
@@ -145,15 +146,17 @@ def config_of(state: RunState) -> tuple[Mapping[str, Any], str]:
     Without the file it is what the command line says.
     """
     config, problem = load_mapping(state.path / CONFIG, _parse_config)
-    values = flat(_with_guess(config, state.result))
+    values = flat(_with_guess(config, state))
     if values:
         return values, problem
     return {key: _value(text) for key, text in by_key(state.overrides).items()}, problem
 
 
-def _with_guess(config: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration with what was guessed from the data, as run.json has it, where `data` has null."""
-    facts = as_mapping(result.get("data"))
+def _with_guess(config: Mapping[str, Any], state: RunState) -> dict[str, Any]:
+    """The configuration with what was guessed from the data, as the run has recorded it, where `data` has null."""
+    facts = as_mapping(state.result.get("data"))
+    with contextlib.suppress(DataError):  # the file is lost: the keys stay null
+        facts = whole_facts(facts, state.path)
     features = {name: _options(name, as_mapping(each)) for name, each in as_mapping(facts.get("features")).items()}
     guess = {**as_mapping(facts.get("label")), **({"features": features} if features else {})}
     data = as_mapping(config.get("data"))

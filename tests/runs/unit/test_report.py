@@ -23,6 +23,8 @@ from recorded_runs import a_run, a_sweep
 from rich.console import Console
 
 from psrun.errors import ExitCode, PsrunError
+from psrun.results import run_state
+from psrun.results.run_folder import RunFolder
 from psrun.runs.report import rows, runs
 from psrun.runs.report.commands import main
 from psrun.runs.report.table import headings
@@ -293,6 +295,19 @@ def guessed(**keys: Any) -> dict[str, Any]:
     recorded = {"num_train_examples": 9, "features": features, "label": {"task": "binary"}}
     data = {"_target_": "psrun.tables.table.Table", "features": None, "task": None, **keys}
     return {"data": recorded, "config": {"data": data}}
+
+
+def test_a_report_has_the_guessed_features_of_a_thousand_columns(tmp_path):
+    """run.json has them in a file beside it."""
+    folder = RunFolder.create(tmp_path, raw={"data": {"features": None}})
+    features = {f"column_{number}": {"dtype": "float32", "logarithm": True} for number in range(1000)}
+    folder.emit_data({"features": features})
+    assert (tmp_path / "data.json").exists()
+    config, _ = runs.config_of(run_state.look(tmp_path))
+    assert config["data.features.column_999.logarithm"] is True
+    (tmp_path / "data.json").unlink()
+    config, _ = runs.config_of(run_state.look(tmp_path))
+    assert config["data.features"] is None
 
 
 WRITTEN = {"price": {"logarithm": True}, "age": {}, "city": {"dtype": "string", "vocabulary": ["a", "b"]}}

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from psrun import files, process
-from psrun.errors import ConfigError, ExitCode, RunFolderError
+from psrun.errors import ConfigError, DataError, ExitCode, RunFolderError
 from psrun.results import run_folder, run_state
 from psrun.results.events import Event
 from psrun.results.run_folder import RunFolder
@@ -31,6 +31,43 @@ def test_run_json_is_whole_at_every_moment_and_knows_no_nan(tmp_path):
     result = json.loads((folder.path / "run.json").read_text())
     assert result == {"status": "failed", "metrics": {"loss": None}, "code": {"commit": "b"}}
     assert [path.name for path in folder.path.iterdir() if path.name.startswith((".run.json", ".reserve"))] == []
+
+
+def test_facts_about_a_thousand_columns_are_beside_run_json(tmp_path):
+    features = {f"column_{number}": {"dtype": "float32", "logarithm": True} for number in range(1000)}
+    folder = RunFolder.create(tmp_path, raw={})
+    folder.emit("started", status="running")
+    folder.emit_data({"num_train_examples": 9, "features": features, "hashes": {}})
+    assert (tmp_path / "run.json").stat().st_size < 1000
+    assert folder.metrics.stat().st_size < 1000
+    assert folder.stored()["data"] == {"num_train_examples": 9, "hashes": {}, "more_in": "data.json"}
+    known = {"num_train_examples": 9, "features": features, "hashes": {}}
+    assert RunFolder.open(tmp_path).data_facts() == known
+    (tmp_path / "data.json").write_text("{")
+    with pytest.raises(DataError, match=r"data.json, which has what the run knows .* restore it from a copy"):
+        folder.data_facts()
+
+
+def test_facts_about_few_columns_are_in_run_json(tmp_path):
+    folder = RunFolder.create(tmp_path, raw={})
+    assert folder.data_facts() is None
+    folder.emit_data({"features": {"age": {"dtype": "float32"}}, "share": float("nan")})
+    assert folder.data_facts() == folder.stored()["data"] == {"features": {"age": {"dtype": "float32"}}, "share": None}
+    assert not (tmp_path / "data.json").exists()
+
+
+def test_the_placement_of_thousands_of_variables_is_beside_run_json(tmp_path):
+    placed = [{"variable": f"column_{number}/embeddings", "shard": 0, "task": "ps-0", "bytes": 80, "kind": "model",
+               "variable_shape": [20, 1]} for number in range(3000)]  # fmt: skip
+    folder = RunFolder.create(tmp_path, raw={})
+    folder.event(Event("placement", step=0, wall_s=0.5, data={"placement": placed, "num_ps": 1, "least": 1}))
+    assert (tmp_path / "run.json").stat().st_size < 1000
+    assert folder.metrics.stat().st_size < 1000
+    assert folder.stored() == {"placement_in": "placement.json", "balance": {"least": 1}}
+    assert run_folder.placement_of(folder.stored(), tmp_path) == placed
+    folder.event(Event("placement", step=0, wall_s=0.5, data={"placement": placed[:1], "num_ps": 1}))
+    assert folder.stored() == {"placement": placed[:1], "placement_in": None, "balance": {}}
+    assert run_folder.placement_of(folder.stored(), tmp_path) == placed[:1]
 
 
 def test_a_folder_that_cannot_be_created_is_reported(tmp_path):
