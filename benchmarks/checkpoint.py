@@ -1,12 +1,13 @@
-"""What a checkpoint of a large table costs: time, bandwidth beside a plain copy of the same bytes, memory of the chief.
+"""What a checkpoint of a large table costs: the pause of the training, time, bandwidth beside plain copies, memory.
 
     python benchmarks/checkpoint.py [--rows N] [--repetitions N] [--folder FOLDER] [--json FILE]
 
 Each repetition is one `psrun cluster=local` of one worker and two parameter servers with a table of N x 16 float32
 (1 GiB) and an Adagrad accumulator of the same size, which takes a few checkpoints; then the same run resumed; then
-`psrun checkpoint verify`. Between them the files of a checkpoint are copied on the same disk. The chief's memory is
-read every 20 ms; it reports the most while it saves or restores less what it was right before. The training
-pauses for as long as a save takes.
+`psrun checkpoint verify`. Between them the files of a checkpoint are copied on the same disk, and as many bytes in
+memory. The memory of the chief and of a parameter server is read every 20 ms; it reports the most while a checkpoint
+is saved or restored less what it was right before. The training pauses while the servers copy their tables in memory;
+epochs are longer than a save, so that no save waits for the one before.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import psutil
 from rich.console import Console
 from rich.table import Table
@@ -35,20 +37,23 @@ from psrun import files
 BENCHMARKS = Path(__file__).parent
 _MIB = 1 << 20
 _COPY = "copy that is on disk, s"
+_IN_MEMORY = "copy in memory, s"
+_PAUSE = "pause of the training, s"
+_COPIES = 5
 _WITHIN_S = 300.0
 _SAMPLE_S = 0.02
 COMMON = (
     "--config-dir", str(BENCHMARKS / "conf"), "model=big_table", "cluster=local", "cluster.num_workers=1",
     "cluster.num_ps=2", "partitioner=fixed_shards", "partitioner.num_shards=2", "evaluation=none",
-    "trainer.steps_per_epoch=10", "checkpoint.max_to_keep=1",
+    "checkpoint.max_to_keep=1",
 )  # fmt: skip
 
 
 class Memory:
-    """Resident bytes of the chief over time, on the clock of `time.time`."""
+    """Resident bytes of a task over time, on the clock of `time.time`."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self._process = cluster.task("chief-0")
+    def __init__(self, cluster: Cluster, task: str) -> None:
+        self._process = cluster.task(task)
         self._samples: list[tuple[float, int]] = []
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
@@ -71,16 +76,19 @@ class Memory:
         return (max(size for at, size in self._samples if began_s <= at <= ended_s) - before) / _MIB
 
 
-def _run(root: Path, *arguments: str) -> tuple[Cluster, Memory]:
+def _run(root: Path, *arguments: str) -> tuple[Cluster, Memory, Memory]:
+    """The run, and the memory of its chief and of a parameter server."""
     cluster = Cluster(root, *COMMON, *arguments, PYTHONPATH=str(BENCHMARKS))
     try:
-        memory = Memory(cluster)
+        chief = Memory(cluster, "chief-0")
+        server = Memory(cluster, "ps-0")
         code = cluster.end(within_s=_WITHIN_S)
-        memory.stop()
+        chief.stop()
+        server.stop()
     finally:
         cluster.close()
     assert code == 0, cluster.stderr
-    return cluster, memory
+    return cluster, chief, server
 
 
 def _span(cluster: Cluster, event: dict) -> tuple[float, float]:
@@ -102,17 +110,35 @@ def _copied(sources: list[Path], folder: Path) -> tuple[float, float]:
     return copied_s, synced_s
 
 
-def _one(root: Path, rows: int) -> dict[str, float]:
+def _copied_in_memory(size: int) -> float:
+    """Seconds to copy so many bytes to new memory, the median."""
+    source: np.ndarray = np.ones(size, np.uint8)
+    seconds = []
+    for _ in range(_COPIES):
+        began_s = time.monotonic()
+        source.copy()
+        seconds.append(time.monotonic() - began_s)
+    return statistics.median(seconds)
+
+
+def _one(root: Path, rows: int, steps: int) -> dict[str, float]:
     figures: dict[str, float] = {}
-    cluster, memory = _run(root, f"model.rows={rows}", "trainer.epochs=4")
-    saves = cluster.events("checkpoint")[1:]  # the first one finds no file to remove
+    options = (f"model.rows={rows}", f"trainer.steps_per_epoch={steps}")
+    cluster, memory, server = _run(root, *options, "trainer.epochs=6")
+    # The first one finds no file to remove, and is the first use of the memory of the copy. No step runs at the last.
+    first, *saves, _ = cluster.events("checkpoint")
     sources = sorted((cluster.folder / "checkpoints").glob("ckpt-*"))
     size = sum(file.stat().st_size for file in sources)
     figures["bytes"] = size
-    figures["save (the training pauses), s"] = statistics.median(event["seconds"] for event in saves)
+    figures[_IN_MEMORY] = _copied_in_memory(size)
+    figures[_PAUSE] = statistics.median(event["pause_s"] for event in saves)
+    figures["pause / copy in memory"] = figures[_PAUSE] / figures[_IN_MEMORY]
+    figures["save, while the training goes on, s"] = statistics.median(event["seconds"] for event in saves)
     figures["chief grows in a save, MiB"] = max(memory.growth(*_span(cluster, event)) for event in saves)
+    figures["a server grows in the first save, MiB"] = server.growth(*_span(cluster, first))
+    figures["a server grows in a later save, MiB"] = max(server.growth(*_span(cluster, event)) for event in saves)
     figures["copy, s"], figures[_COPY] = _copied(sources, root / "copy")
-    resumed, memory = _run(root, "trainer.epochs=4", f"resume='{cluster.folder}'")
+    resumed, memory, _ = _run(root, "trainer.epochs=6", f"resume='{cluster.folder}'")
     restored = resumed.events("restored")[-1]
     figures["restore, all of it verified first, s"] = restored["seconds"]
     figures["chief grows in a restore, MiB"] = memory.growth(*_span(resumed, restored))
@@ -130,6 +156,7 @@ def _one(root: Path, rows: int) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=1 << 24)
+    parser.add_argument("--steps", type=int, default=2000, help="steps of an epoch, which takes longer than a save")
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--folder", type=Path, help="where to put the runs (default: the folder for temporary files)")
     parser.add_argument("--json", type=Path, help="file for every measurement")
@@ -138,7 +165,7 @@ def main() -> None:
     runs = []
     for _ in range(options.repetitions):
         with tempfile.TemporaryDirectory(prefix="psrun-checkpoint-", dir=options.folder) as root:
-            runs.append(_one(Path(root), options.rows))
+            runs.append(_one(Path(root), options.rows, options.steps))
         console.print("  ".join(f"{name} {value:.2f}" for name, value in runs[-1].items()))
     table = Table("", "median (least to most)", "MB/s", "of that of the copy on disk", box=None, pad_edge=False)
     size = runs[0]["bytes"]

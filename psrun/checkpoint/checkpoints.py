@@ -8,11 +8,13 @@ shard for each piece of it: pieces are as large as memory allows.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 import re
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +35,6 @@ from psrun.tf_internals import checkpoints, messages, names
 from psrun.tf_internals.checkpoints import VALUE_SUFFIX, TableView, point_to, values_in_checkpoint
 from psrun.tf_internals.keras import layers_within
 from psrun.tf_internals.strategies import shards_of, variables_of
-from psrun.tf_internals.tracing import unconverted
 
 _LINK_NAME = "checkpoint"
 # The learning rate of an optimizer, or the present one of a schedule: a run that goes on may replace one by the other.
@@ -172,9 +173,9 @@ class LogicalCheckpoint:
         besides = not self._whole and not self._values[name].has_name
         return besides or _RATE.fullmatch(name) is not None
 
-    def write(self, prefix: tf.Tensor) -> Any:
-        """As `tf.train.Checkpoint.write`."""
-        return self._named.write(prefix)
+    def saving(self) -> checkpoints.Saving:
+        """What saves the values. It is traced here."""
+        return self._named.saving()
 
     def restore(self, prefix: str, contents: Contents) -> None:
         """Gives the variables the values of a checkpoint, whatever the layout that it was written in.
@@ -268,16 +269,12 @@ def checkpoints_of(
         check_monitored_metric("checkpoint.best_metric", keep.best_metric, program)
     # Traced once, before the training. TensorFlow's managers trace for every checkpoint; each trace is sent to all
     # workers under Python's GIL: a hung worker would stop every thread of this process.
-    write = unconverted(checkpoint.write).get_concrete_function(tf.TensorSpec([], tf.string))
-    return Checkpoints(program, store, keep, warn, checkpoint=checkpoint, contents=program_contents, write=write)
+    saving = checkpoint.saving()
+    return Checkpoints(program, store, keep, warn, checkpoint=checkpoint, contents=program_contents, saving=saving)
 
 
 class Checkpoints:
-    """The checkpoints of a program in a store, as `checkpoints_of` makes them.
-
-    Args:
-      write: writes a checkpoint with a prefix.
-    """
+    """The checkpoints of a program in a store, as `checkpoints_of` makes them."""
 
     def __init__(
         self,
@@ -288,7 +285,7 @@ class Checkpoints:
         *,
         checkpoint: LogicalCheckpoint,
         contents: Contents,
-        write: Callable[[tf.Tensor], Any],
+        saving: checkpoints.Saving,
     ) -> None:
         self.store = store
         self._program = program
@@ -296,12 +293,38 @@ class Checkpoints:
         self._warn = warn
         self._checkpoint = checkpoint
         self._contents = contents
-        self._write = write
+        self._saving = saving
 
-    def save(self, step: int, position: Position) -> list[int]:
-        """Writes a checkpoint named after `step`. Call after a join: while steps run it would be inconsistent.
+    @property
+    def held_bytes(self) -> dict[str, int]:
+        """Bytes of the values by the task that holds them."""
+        held: Counter[str] = Counter()
+        for shard in self._contents.shards:
+            held[shard["task"]] += shard["bytes"]
+        return dict(held)
 
-        It becomes the latest one, and older ones are removed, when all of it is on disk.
+    def take(self, step: int, position: Position, *, copies: bool) -> Callable[[], list[int]]:
+        """Takes the values of a checkpoint named after `step`. Call after a join: steps would change them meanwhile.
+
+        Args:
+          copies: whether steps may run before the values are written: each task then copies what it holds.
+
+        Returns:
+          A function that writes them: see `_save`. Call it once, in any thread, before the next `take`.
+
+        Raises:
+          tf.errors.OpError: a task was lost.
+        """
+        config_sha256 = storage.digest(self._program.config.raw)
+        rate = learning_rate(self._program)
+        new_manifest = Manifest(step, position, self._contents, config_sha256, "", learning_rate=rate)
+        self._saving.stage(copies=copies)
+        return functools.partial(self._save, new_manifest)
+
+    def _save(self, new_manifest: Manifest) -> list[int]:
+        """Writes the values that were taken.
+
+        The checkpoint becomes the latest one, and older ones are removed, when all of it is on disk.
 
         Returns:
           The steps of the existing checkpoints, the newest first.
@@ -311,12 +334,10 @@ class Checkpoints:
           tf.errors.OpError: a task was lost.
         """
         store = self.store
-        config_sha256 = storage.digest(self._program.config.raw)
-        rate = learning_rate(self._program)
-        new_manifest = Manifest(step, position, self._contents, config_sha256, "", learning_rate=rate)
+        step = new_manifest.step
         try:
             store.make_room(step)
-            self._write(tf.constant(store.prefix(step)))
+            self._saving.write(store.prefix(step))
             store.complete(new_manifest)
         except (tf.errors.OpError, OSError) as error:
             if isinstance(error, tf.errors.OpError) and messages.task_lost(error):

@@ -23,6 +23,8 @@ from psrun.results.events import Progress
 _BEAT_S = 0.5
 _LONGER_AFTER = 500  # samples; then the interval doubles, so that a run of weeks has a few thousand
 _JOIN_WITHIN_S = 5.0
+_CGROUP = Path("/sys/fs/cgroup")
+_OWN_GROUP = Path("/proc/self/cgroup")
 
 
 @dataclass(frozen=True)
@@ -218,6 +220,7 @@ class Usage:
       cpu_s: processor time in all cores.
       memory_bytes: resident memory now.
       received_bytes, sent_bytes: of all network interfaces, by all processes that share them, since this one began.
+      free_bytes: memory that this process may still use, as `free_memory_bytes` returns it; None if it is not known.
     """
 
     at_s: float
@@ -225,6 +228,7 @@ class Usage:
     memory_bytes: int
     received_bytes: int
     sent_bytes: int
+    free_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -247,10 +251,48 @@ def usage_of_this_process() -> Usage:
     network = psutil.net_io_counters()  # None without an interface
     received = network.bytes_recv if network else 0
     sent = network.bytes_sent if network else 0
-    now = Usage(time.time(), times.user + times.system, process.memory_info().rss, received, sent)
+    resident = process.memory_info().rss
+    now = Usage(time.time(), times.user + times.system, resident, received, sent, free_memory_bytes())
     if _began is None:
         _began = now
     return replace(now, received_bytes=received - _began.received_bytes, sent_bytes=sent - _began.sent_bytes)
+
+
+def free_memory_bytes() -> int:
+    """The free memory of this machine, less what limits of containers and of schedulers keep from this process."""
+    free = psutil.virtual_memory().available
+    for group in _control_groups():
+        most = _read(group / "memory.max")
+        used = _read(group / "memory.current")
+        if most.isdigit() and used.isdigit():
+            # The page cache counts as used memory, but is freed on demand.
+            lines = _read(group / "memory.stat").splitlines()
+            reclaimable = dict(line.split() for line in lines).get("inactive_file", "0")
+            free = min(free, int(most) - int(used) + int(reclaimable))
+    return free
+
+
+def cpu_limit() -> int | None:
+    """The number of cores that the container may use, at least one; None without a limit."""
+    quota, _, period = _read(_CGROUP / "cpu.max").partition(" ")
+    return max(1, int(quota) // int(period)) if quota.isdigit() else None
+
+
+def _control_groups() -> list[Path]:
+    """The control groups that this process is in, the innermost first. A container sees its own as the outermost."""
+    own = _CGROUP
+    for line in _read(_OWN_GROUP).splitlines():
+        if line.startswith("0::/"):  # of version 2, the only one with the files that are read here
+            own = _CGROUP / line.removeprefix("0::/")
+    return [own, *(parent for parent in own.parents if parent.is_relative_to(_CGROUP))]
+
+
+def _read(file: Path) -> str:
+    """The text of a file of the kernel; empty if there is none."""
+    try:
+        return file.read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
 
 
 class UsageMeter:

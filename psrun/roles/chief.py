@@ -50,7 +50,7 @@ from psrun.roles.table import TaskContext
 from psrun.tf_internals.servers import incarnation
 from psrun.training import actions, checkpointing, custom_loop, evaluators, failures, fit, own_loop
 from psrun.training.actions import ProfileWindow
-from psrun.training.checkpointing import CheckpointSchedule
+from psrun.training.checkpointing import CheckpointSchedule, Machine
 from psrun.training.hooks import Hooks
 from psrun.training.loop import SynchronizedStop, Trainer, TrainingRun
 from psrun.training.metric_policies import metric_policies
@@ -154,7 +154,8 @@ def _report_data(run_config: RunConfig, source: DataSource, reporter: Reporter, 
 
 
 def _train(program: Program, trainer: Trainer, hooks: Hooks, chief: Chief, stop: Stop) -> None:
-    run, profile = _make_run(program, trainer, hooks, chief, stop)
+    schedule = _schedule(program, chief)
+    run, profile = _make_run(program, trainer, hooks, schedule, chief, stop)
     folder = chief.folder
     reporter = chief.reporter
     chief.follow(run)
@@ -175,6 +176,9 @@ def _train(program: Program, trainer: Trainer, hooks: Hooks, chief: Chief, stop:
                 _export(program, folder, reporter)
     finally:
         hooks.stop()
+        if schedule is not None:
+            run.monitor.begin("saving")
+            schedule.close()
         if profile is not None:
             profile.close()
         if sampler is not None:
@@ -288,7 +292,7 @@ def _sampler(run: TrainingRun) -> Sampler | None:
 
 
 def _make_run(
-    program: Program, trainer: Trainer, hooks: Hooks, chief: Chief, stop: Stop
+    program: Program, trainer: Trainer, hooks: Hooks, schedule: CheckpointSchedule | None, chief: Chief, stop: Stop
 ) -> tuple[TrainingRun, ProfileWindow | None]:
     """The training, with the variables and the position of the checkpoint or backup that it resumes from, if any.
 
@@ -297,7 +301,6 @@ def _make_run(
     folder = chief.folder
     reporter = chief.reporter
     policies = metric_policies(program, reporter, folder)
-    schedule = _schedule(program, folder, reporter)
     start: Position | None = None
     if schedule is not None:
         if (restored := schedule.restore()) is not None:
@@ -329,15 +332,16 @@ def _make_run(
     return run, profile
 
 
-def _schedule(program: Program, folder: RunFolder, reporter: Reporter) -> CheckpointSchedule | None:
+def _schedule(program: Program, chief: Chief) -> CheckpointSchedule | None:
     """The schedule of the run's checkpoints; None if psrun takes none."""
     keys = program.config.checkpoint
     if not isinstance(keys, choices.EpochCheckpoints):
         return None
+    folder = chief.folder
     if folder.root is not folder:  # a replica, whose files are not used: as few as possible
         keys = replace(keys, max_to_keep=1, best_metric=None)
-    checkpoints = checkpoints_of(program, Store(folder.checkpoints), keys, reporter.warn)
-    return CheckpointSchedule(checkpoints, keys, reporter, folder)
+    checkpoints = checkpoints_of(program, Store(folder.checkpoints), keys, chief.reporter.warn)
+    return CheckpointSchedule(checkpoints, keys, chief.reporter, folder, chief.machine_of)
 
 
 def _record_evaluator(evaluation: choices.EvaluationChoice, folder: RunFolder) -> None:
@@ -455,6 +459,20 @@ class Chief:
         """Shows the progress of `training` in the heartbeat, and names its failures. Call before its first step."""
         self._training = training
         self.pulse = training.monitor
+
+    def machine_of(self, name: str) -> Machine:
+        """The machine of the task `name`, with the memory that is free for this run."""
+        task = Task.named(name)
+        addresses = {} if self.topology is None else self.topology.addresses
+        if task is None or task not in addresses or not self._cluster.spans_machines:
+            num_copies = 1
+            if self._cluster.has_synchronous_workers:  # each has all variables
+                num_copies = self._cluster.num_workers or 1
+            return Machine("this machine", task_files.free_memory_bytes() // num_copies)
+        beat = task_files.read(self.folder.root.path, task)
+        used = None if beat is None else beat.used
+        host = addresses[task].rpartition(":")[0]
+        return Machine(host, None if used is None else used.free_bytes)
 
     def preparing(self, text: str) -> None:
         """Call repeatedly while data is prepared or predictions are written: counts as progress, and reports `text` at

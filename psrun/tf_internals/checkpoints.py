@@ -8,7 +8,8 @@ larger variable is held as if it were a variable. Which objects there are is ask
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,8 @@ import tensorflow as tf
 from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
 from tensorflow.python.checkpoint import checkpoint_management
 from tensorflow.python.checkpoint.checkpoint import TrackableSaver
+from tensorflow.python.checkpoint.checkpoint_options import CheckpointOptions
+from tensorflow.python.checkpoint.functional_saver import MultiDeviceSaver
 from tensorflow.python.checkpoint.graph_view import ObjectGraphView
 from tensorflow.python.trackable.base import VARIABLE_VALUE_KEY, Trackable, TrackableReference
 from tensorflow.python.trackable.trackable_utils import checkpoint_key, object_path_to_string
@@ -23,6 +26,7 @@ from tensorflow.python.training.saving.saveable_object import SaveableObject, Sa
 from tensorflow.python.training.saving.saveable_object_util import ResourceVariableSaveable, set_cpu0
 
 from psrun.tf_internals.names import require
+from psrun.tf_internals.tracing import unconverted
 
 # Writes the file `checkpoint` of a folder, which names its checkpoints. Public is the same with a warning, since users
 # should take a `tf.train.CheckpointManager`, which also decides which checkpoints are kept.
@@ -31,6 +35,8 @@ point_to = checkpoint_management.update_checkpoint_state_internal
 VALUE_SUFFIX = f"/.ATTRIBUTES/{VARIABLE_VALUE_KEY}"  # of the key of a value in a checkpoint
 _SHARDED = "ShardedVariable"
 _GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
+# Operations whose results share no memory with a variable.
+_OWN_MEMORY = frozenset({"Const", "GatherV2", "LookupTableExportV2", "ResourceGather"})
 
 
 def values_in_checkpoint(reader: Any) -> dict[str, str]:
@@ -214,6 +220,133 @@ class Views(Trackable):
         return self.children
 
 
+class Saving:
+    """Saves checkpoints in two parts: `stage` takes the values, `write` writes them.
+
+    Staged values stay in the memory of the task that holds the variables. No other task receives them: what a traced
+    function returns would be sent to the chief and back (TensorFlow 2.21).
+
+    Args:
+      stage: a traced function of whether to copy.
+      write: a traced function of the prefix.
+    """
+
+    def __init__(self, stage: Callable[[tf.Tensor], Any], write: Callable[[tf.Tensor], Any]) -> None:
+        self._stage = stage
+        self._write = write
+
+    def stage(self, *, copies: bool) -> None:
+        """Takes the present values in place of values that were not written.
+
+        Args:
+          copies: whether variables may change before `write`. Without a copy, values share the memory of variables.
+
+        Raises:
+          tf.errors.OpError: a task was lost.
+        """
+        self._stage(tf.constant(copies))
+
+    def write(self, prefix: str) -> None:
+        """Writes the staged values as `tf.train.Checkpoint.write` does, and releases their memory. Call once.
+
+        Raises:
+          tf.errors.OpError: a task was lost, or a file cannot be written.
+        """
+        self._write(tf.constant(prefix))
+
+
+@dataclass(frozen=True)
+class _Staged:
+    """The values that a task stages, in order.
+
+    Attributes:
+      task: the device that holds them.
+      name: of the staging area.
+      slices: the key in the checkpoint and the slice specification of each value.
+      dtypes: of each value.
+    """
+
+    task: str
+    name: str
+    slices: Sequence[tuple[str, str]]
+    dtypes: Sequence[tf.DType]
+
+
+def traced_saving(saver: TrackableSaver) -> Saving:
+    """Traces the two parts of a save.
+
+    Raises:
+      NotImplementedError: an object writes its own files, whenever it is asked to.
+    """
+    name = f"psrun-{secrets.token_hex(8)}"  # staging areas belong to a process, not to a program
+    staged: list[_Staged] = []
+
+    def stage_values(copies: tf.Tensor) -> None:
+        for number, (task, slices, tensors) in enumerate(_values_by_task(saver)):
+            area = _Staged(task, f"{name}-{number}", slices, [tensor.dtype for tensor in tensors])
+            staged.append(area)
+            with tf.device(task):
+                values = _copied(tensors, copies)
+                cleared = tf.raw_ops.StageClear(dtypes=area.dtypes, shared_name=area.name)
+                with tf.control_dependencies([cleared]):
+                    tf.raw_ops.Stage(values=values, shared_name=area.name)
+
+    def write_values(prefix: tf.Tensor) -> tf.Tensor:
+        values: dict[str, dict[str, SaveSpec]] = {}
+        for area in staged:
+            with tf.device(area.task):
+                tensors = tf.raw_ops.Unstage(dtypes=area.dtypes, shared_name=area.name)
+            for (key, spec), tensor in zip(area.slices, tensors):
+                values.setdefault(key, {})[spec] = SaveSpec(tensor, spec, key, tensor.dtype, area.task)
+        written = MultiDeviceSaver({None: values}).save(prefix)
+        with tf.device("cpu:0"), tf.control_dependencies([written]):
+            return tf.identity(prefix)
+
+    stage = unconverted(stage_values).get_concrete_function(tf.TensorSpec([], tf.bool))
+    return Saving(stage, unconverted(write_values).get_concrete_function(tf.TensorSpec([], tf.string)))
+
+
+def _values_by_task(saver: TrackableSaver) -> Iterator[tuple[str, list[tuple[str, str]], list[tf.Tensor]]]:
+    """The device of each task, the keys and slice specifications of its values, and the values."""
+    serialized, _, own_savers, _ = saver._gather_serialized_tensors()
+    if own_savers:
+        raise NotImplementedError(f"objects with a saver of their own cannot be saved: {', '.join(own_savers)}")
+    by_task = MultiDeviceSaver(serialized)._get_shards_by_task(CheckpointOptions().experimental_sharding_callback)
+    for task, shards in by_task:
+        slices = []
+        tensors = []
+        for shard in shards:
+            for key, values in shard.items():
+                for spec, tensor in values.items():
+                    if tensor is None:  # only the graph of objects has it
+                        continue
+                    slices.append((key, spec))
+                    tensors.append(tensor)
+        yield task.to_string(), slices, tensors
+
+
+def _copied(tensors: Sequence[tf.Tensor], copies: tf.Tensor) -> list[tf.Tensor]:
+    """The tensors; if `copies`, copies of those that may share the memory of a variable."""
+    shared = [tensor for tensor in tensors if _shares_memory(tensor)]
+    if not shared:
+        return list(tensors)
+    values = tf.cond(
+        copies,
+        lambda: [tf.raw_ops.DeepCopy(x=tensor) for tensor in shared],
+        lambda: [tf.identity(tensor) for tensor in shared],
+    )
+    replaced = {id(tensor): value for tensor, value in zip(shared, values)}
+    return [replaced.get(id(tensor), tensor) for tensor in tensors]
+
+
+def _shares_memory(tensor: tf.Tensor) -> bool:
+    """Whether the tensor may share the memory of a variable: a variable that is read is not copied."""
+    operation = tensor.op
+    while operation.type == "Identity":
+        operation = operation.inputs[0].op
+    return operation.type not in _OWN_MEMORY
+
+
 class NamedCheckpoint:
     """A checkpoint of objects, some of whose variables are held as tables.
 
@@ -227,9 +360,9 @@ class NamedCheckpoint:
         self._checkpoint, self._view = checkpoint, _View(checkpoint, replaced)
         self._saver = TrackableSaver(self._view)
 
-    def write(self, path: tf.Tensor) -> Any:
-        """As `tf.train.Checkpoint.write`."""
-        return self._saver.save(path)
+    def saving(self) -> Saving:
+        """What saves the checkpoint. Its functions are traced here."""
+        return traced_saving(self._saver)
 
     def read(self, path: str, *, without: Sequence[Any]) -> Any:
         """As `tf.train.Checkpoint.read`, without tables and without some of the objects."""

@@ -49,7 +49,7 @@ def in_order(
     check_predictions()
     checks = Checks(run, check_predictions)
     reports = Reports(run)
-    saves = Saves(run, schedule, checks)
+    saves = Saves(run, schedule, checks, hooks)
     evaluations = Evaluations(run, evaluator, schedule)
     return Actions(
         before_epoch=[
@@ -59,6 +59,7 @@ def in_order(
         ],
         during_epoch=[
             hooks.check,  # raises the error of a hook that runs in a thread
+            saves.check,  # raises the error of a checkpoint that is written meanwhile
             checks.running_loss,  # a loss that is not finite ends the run within the epoch
         ],
         after_piece=[
@@ -79,13 +80,14 @@ def in_order(
             evaluations.after_epoch,  # if it is due
             evaluations.compare,  # the values of the evaluation belong to the checkpoint
             policies.after_evaluation,  # early stopping and the learning rate may follow a metric of the evaluation
+            saves.before_hooks,  # a hook finds the checkpoint of its epoch on disk
             hooks.after_epoch,  # with all metrics; a hook that fails finds checkpoint and evaluation recorded
             saves.interrupt,  # last: what was measured is recorded
         ],
         at_end=[
             *([profile.at_end] if profile else []),  # first: the steps are over
             evaluations.catch_up,  # a run that an earlier process trained to its end, but did not evaluate
-            saves.at_end,  # the last checkpoint
+            saves.at_end,  # the last checkpoint; all of them are on disk
             hooks.end,  # whose threads have seen the last step
         ],
     )
@@ -208,16 +210,22 @@ class Reports:
 class Saves:
     """Takes the checkpoints that are due, and interrupts the training once they are complete."""
 
-    def __init__(self, run: TrainingRun, schedule: CheckpointSchedule | None, checks: Checks) -> None:
+    def __init__(self, run: TrainingRun, schedule: CheckpointSchedule | None, checks: Checks, hooks: Hooks) -> None:
         self._run = run
         self._schedule = schedule
         self._checks = checks
+        self._hooks = hooks
         self._is_due = False
 
     def begin_delays(self, context: HookContext) -> None:
         """Lets simulated delays begin: with an epoch, and with a checkpoint, which has the present weights only."""
         if self._run.delay is not None:
             self._run.delay.begin()
+
+    def check(self, context: HookContext) -> None:
+        """Raises the error of a checkpoint that could not be written, as `CheckpointSchedule.check` does."""
+        if self._schedule is not None:
+            self._schedule.check()
 
     def within_epoch(self, context: HookContext) -> None:
         """Takes a checkpoint that is due before the last step of the epoch, when the steps so far are done.
@@ -240,6 +248,7 @@ class Saves:
         """Takes the checkpoint of an epoch that was cut short since the process is to end; raises Interrupted."""
         if self._run.is_cut:
             self._save(context.step, within_epoch=True)
+            self._complete()
             self._run.stop.raise_if_requested()
 
     def after_epoch(self, context: HookContext) -> None:
@@ -253,7 +262,13 @@ class Saves:
         if is_due or run.stops:
             self._save(context.step, within_epoch=False)
             if run.stops:
+                self._complete()
                 run.epoch.interrupt()
+
+    def before_hooks(self, context: HookContext) -> None:
+        """Waits until the last checkpoint is complete, if a hook is called after this epoch."""
+        if self._hooks.are_due(context.epoch):
+            self._complete()
 
     def interrupt(self, context: HookContext) -> None:
         """Raises Interrupted if the process was asked to end before the checkpoint of this epoch was complete."""
@@ -261,7 +276,7 @@ class Saves:
             self._run.stop.raise_if_requested()
 
     def at_end(self, context: HookContext) -> None:
-        """Takes the last checkpoint.
+        """Takes the last checkpoint, and waits until it is complete.
 
         Raises:
           Interrupted: the trainer ended before its last epoch because of a signal.
@@ -269,6 +284,7 @@ class Saves:
         run = self._run
         if context.step != run.first_step:
             self._save(context.step, within_epoch=False)
+        self._complete()
         if run.stops and context.epoch < run.num_epochs and not run.ends_early:
             run.stop.raise_if_requested()  # asked while something else than steps was under way
 
@@ -276,6 +292,12 @@ class Saves:
         if self._schedule is not None:
             self._run.monitor.begin("saving")
             self._schedule.save(step, self._run.position(within_epoch=within_epoch))
+
+    def _complete(self) -> None:
+        """Waits until the last checkpoint is complete."""
+        if self._schedule is not None:
+            self._run.monitor.begin("saving")
+            self._schedule.wait()
 
 
 class Evaluations:

@@ -1,20 +1,27 @@
 """When a training saves checkpoints and what it records about them, and the position at which it
 resumes.
 
-The position is adapted where the epoch length or the batch size has changed since.
+The position is adapted where the epoch length or the batch size has changed since. The training pauses
+for a copy of the values in memory; a thread writes the copy while steps run.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+import tensorflow as tf
+from rich.filesize import decimal
 
 from psrun.checkpoint.checkpoints import Checkpoints
 from psrun.checkpoint.storage import PREFIX, SET_ASIDE, Manifest, Position, Store
 from psrun.config.choices import EpochCheckpoints
 from psrun.data.source import Order
-from psrun.errors import CheckpointError
+from psrun.errors import CheckpointError, PsrunError
 from psrun.program.compiled_model import Program
 from psrun.results.events import Reporter
 from psrun.results.run_folder import RunFolder
@@ -24,19 +31,33 @@ from psrun.training.loop import Trainer
 class CheckpointSchedule:
     """Takes the checkpoints of one training, and keeps the list `checkpoints` in run.json up to date.
 
+    One checkpoint at most is written behind the training: the next one waits for it.
+
     Args:
       when: as configured.
       folder: receives the list for run.json.
+      machine_of: as in `lack_of_memory`; called before the first checkpoint.
 
     Attributes:
       last_step: of the last checkpoint taken or restored; None before.
     """
 
-    def __init__(self, checkpoints: Checkpoints, when: EpochCheckpoints, reporter: Reporter, folder: RunFolder) -> None:
+    def __init__(
+        self,
+        checkpoints: Checkpoints,
+        when: EpochCheckpoints,
+        reporter: Reporter,
+        folder: RunFolder,
+        machine_of: Callable[[str], Machine],
+    ) -> None:
         self._checkpoints = checkpoints
         self._when = when
         self._reporter = reporter
         self._folder = folder
+        self._machine_of = machine_of
+        self._thread = ThreadPoolExecutor(1, "psrun-checkpoint")
+        self._writing: Future[None] | None = None
+        self._copies: bool | None = None
         self._last_s = time.monotonic()
         self._scheduled = 0
         self._last_scheduled = 0
@@ -89,24 +110,80 @@ class CheckpointSchedule:
         return last or (every is not None and epoch % every == 0)
 
     def save(self, step: int, position: Position) -> None:
-        """Takes a checkpoint, unless this step has one.
+        """Takes a checkpoint, unless this step has one; a thread writes it, if memory suffices for a copy.
 
         Raises:
-          CheckpointError: the checkpoint could not be written.
+          CheckpointError: this checkpoint, or the one before, could not be written.
+          tf.errors.OpError: a task was lost.
         """
         if step == self.last_step:
             return
+        paused_s = time.monotonic()
+        self.wait()
         began_s = time.monotonic()
-        steps = self._checkpoints.save(step, position)
+        copies = self._may_copy()
+        write = self._checkpoints.take(step, position, copies=copies)
         self._last_s = time.monotonic()
+        pause_s = self._last_s - paused_s if copies else None
+        self._writing = self._thread.submit(self._write, write, step, began_s, pause_s)
+        if not copies:
+            self.wait()
+            self._last_s = time.monotonic()
         self._last_scheduled = self._scheduled
         self.last_step = step
+
+    def _may_copy(self) -> bool:
+        """Whether the tasks have the memory for a copy. Decided once: TensorFlow keeps the memory of the first copy."""
+        if self._copies is None:
+            lack = lack_of_memory(self._checkpoints.held_bytes, self._machine_of)
+            if lack is not None:
+                self._reporter.warn(f"{lack}; the training pauses until each checkpoint is on disk")
+            self._copies = lack is None
+        return self._copies
+
+    def _write(self, write: Callable[[], list[int]], step: int, began_s: float, pause_s: float | None) -> None:
+        """Writes a checkpoint and reports it.
+
+        Args:
+          pause_s: how long the training has paused for it; None if it pauses until the end.
+        """
+        steps = write()
+        seconds = time.monotonic() - began_s
+        if pause_s is None:
+            pause_s = seconds
         path = self._checkpoints.store.prefix(step)
-        self._reporter.emit("checkpoint", step=step, path=path, seconds=round(self._last_s - began_s, 3))
+        facts = {"seconds": round(seconds, 3), "pause_s": round(pause_s, 3)}
+        self._reporter.emit("checkpoint", step=step, path=path, **facts)
         self._record(steps)
 
+    def check(self) -> None:
+        """Raises the error of a checkpoint that could not be written; does not wait. Raises as `save` does."""
+        if self._writing is not None and self._writing.done():
+            self.wait()
+
+    def wait(self) -> None:
+        """Waits until the last checkpoint is complete. Raises as `save` does."""
+        writing = self._writing
+        self._writing = None
+        if writing is not None:
+            writing.result()
+
+    def close(self) -> None:
+        """Waits until the last checkpoint is complete, also of a training that has failed. Raises nothing."""
+        with contextlib.suppress(tf.errors.OpError, PsrunError):  # the training has met the lost task, too
+            try:
+                self.wait()
+            except CheckpointError as error:
+                self._reporter.warn(str(error))
+        self._thread.shutdown()
+
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Keeps the checkpoint of `step`, if there is one, as the best if these metrics are the best."""
+        """Keeps the checkpoint of `step`, if there is one, as the best if these metrics are the best.
+
+        Raises as `save` does.
+        """
+        if self._when.best_metric in metrics:
+            self.wait()
         if self._checkpoints.evaluated(step, metrics):
             self._folder.emit("best_checkpoint", best_checkpoint=self._checkpoints.store.best())
 
@@ -124,6 +201,42 @@ class CheckpointSchedule:
         added = [row for row in good if row not in recorded]
         removed = [row["step"] for row in recorded if row not in good]
         self._folder.emit("checkpoints", good=added, damaged=bad, removed=removed)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where a task is.
+
+    Attributes:
+      name: of the machine.
+      free_bytes: of its memory; None if that is not known.
+    """
+
+    name: str
+    free_bytes: int | None
+
+
+def lack_of_memory(held: Mapping[str, int], machine_of: Callable[[str], Machine]) -> str | None:
+    """Why tasks do not copy what they hold, in one line; None if they can. Copies take half of free memory at most.
+
+    Args:
+      held: bytes by task.
+      machine_of: returns the machine of a task.
+    """
+    needed: Counter[str] = Counter()
+    machines = []
+    for task, num_bytes in held.items():
+        machine = machine_of(task)
+        needed[machine.name] += num_bytes
+        machines.append(machine)
+    for machine in machines:
+        copy_bytes = needed[machine.name]
+        text = f"a copy of the {decimal(copy_bytes)} that a checkpoint takes from {machine.name}"
+        if machine.free_bytes is None:
+            return f"{text} is not made, since the free memory there is not known"
+        if copy_bytes > machine.free_bytes / 2:
+            return f"{text} would need more than half of the free memory there, {decimal(machine.free_bytes)}"
+    return None
 
 
 def position_of_backup(built: Program, trainer: Trainer, reporter: Reporter) -> Position | None:

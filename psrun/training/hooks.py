@@ -83,11 +83,15 @@ class Hooks:
         for thread in self._threads:
             thread.start()
 
+    def are_due(self, epoch: int) -> bool:
+        """Whether a hook is called after an epoch (from 1)."""
+        return any(_is_due(hook, epoch) for hook, _ in self._calls)
+
     def after_epoch(self, context: HookContext) -> None:
         """Calls the hooks that are due after an epoch, when no step runs; raises as `check`."""
         self.check(context)
         for hook, function in self._calls:
-            if hook.every_epochs is not None and context.epoch % hook.every_epochs == 0:
+            if _is_due(hook, context.epoch):
                 _call(hook, function, context)
 
     def check(self, context: HookContext) -> None:
@@ -133,6 +137,11 @@ class Hooks:
             self._error = self._error or error
             return False
         return True
+
+
+def _is_due(hook: choices.Hook, epoch: int) -> bool:
+    """Whether a hook is called after an epoch."""
+    return hook.every_epochs is not None and epoch % hook.every_epochs == 0
 
 
 def _call(hook: choices.Hook, function: Action, context: HookContext) -> None:

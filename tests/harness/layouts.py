@@ -166,7 +166,9 @@ def main() -> None:
             bench.train(built, trainer)
             values = saved[layout.name, trainer, optimizer] = held(built)
             assert len(differing(fresh, values)) == len(fresh), "training left something as it was"
-            bench.checkpoints(built, bench.store(layout.name, trainer, optimizer)).save(STEPS, Position(1, 0))
+            bench.checkpoints(built, bench.store(layout.name, trainer, optimizer)).take(
+                STEPS, Position(1, 0), copies=True
+            )()
         for layout, trainer, optimizer in cases:
             checkpoints = bench.checkpoints(built := bench.build(layout, trainer, optimizer), bench.store("none"))
             for (source, by, of), values in saved.items():

@@ -3,8 +3,9 @@
     python tests/harness/save_faults.py [--kills N] [--seed N] [--rows N] [--folder FOLDER]
 
 One `psrun cluster=local` with a table large enough that a save takes a while. Each time a save begins, a task is killed
-after a random part of the time that a save takes. The run must resume from the checkpoint that was complete before, or
-from a newer one, and complete in the end with every checkpoint good. Exits with 0 if so.
+after a random part of the time that a save takes; steps run meanwhile. The run must resume from the checkpoint that was
+complete before, or from a newer one, and complete in the end with every checkpoint good and no other file. Exits with 0
+if so.
 """
 
 from __future__ import annotations
@@ -97,6 +98,7 @@ def main() -> None:
         assert subprocess.run(verify, check=False).returncode == 0, "a checkpoint is damaged"
         damaged = [event for event in cluster.events("warning") if "damaged" in event["message"]]
         assert not damaged, damaged
+        assert not _saving(store), "files of a save that was cut short remain"
     table = Table("task killed", "the save was", "times", box=None, pad_edge=False)
     for (task, outcome), count in sorted(outcomes.items()):
         table.add_row(task, outcome, str(count))

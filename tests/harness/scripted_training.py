@@ -18,7 +18,7 @@ from psrun.process import Stop
 from psrun.results.events import Event, Reporter
 from psrun.results.run_folder import RunFolder
 from psrun.training import actions, checkpointing
-from psrun.training.checkpointing import CheckpointSchedule
+from psrun.training.checkpointing import CheckpointSchedule, Machine
 from psrun.training.evaluators import Evaluation
 from psrun.training.loop import TrainingRun
 from psrun.training.metric_policies import metric_policies
@@ -100,14 +100,23 @@ class _Checkpoints:
         self.store = Store(training.folder.checkpoints)
         self._training = training
 
-    def save(self, step: int, position: Position) -> list[int]:
+    held_bytes = {"chief-0": 8}
+
+    def take(self, step: int, position: Position, *, copies: bool) -> Callable[[], list[int]]:
+        assert copies
         training = self._training
         assert step == training.program.iterations
         assert step not in training.saved
         training.saved[step] = position
         training.rates[step] = training.program.optimizer.learning_rate
         training.moment(f"saved {step}")
-        return sorted(training.saved, reverse=True)
+
+        def write() -> list[int]:
+            time.sleep(training.write_s)
+            training.written.append(step)
+            return sorted(training.saved, reverse=True)
+
+        return write
 
     def restore(self, store: Store) -> Any:
         training = self._training
@@ -129,6 +138,7 @@ class ScriptedTraining:
 
     Attributes:
       saved: the positions of all checkpoints by step; `rates`: their learning rates.
+      written: the steps of checkpoints that are on disk; each takes `write_s` seconds.
       compared: step and metrics of checkpoints that were compared with the best one.
       moments: what was done, in order: events by their kind, and what `Script.at` names; each with its step.
       events: all of them.
@@ -145,6 +155,8 @@ class ScriptedTraining:
         self.folder = RunFolder.create(path, raw={})
         self.saved: dict[int, Position] = {}
         self.rates: dict[int, float] = {}
+        self.written: list[int] = []
+        self.write_s = 0.0
         self.compared: list[tuple[int, dict[str, float]]] = []
         self.moments: list[str] = []
         self.events: list[Event] = []
@@ -160,13 +172,20 @@ class ScriptedTraining:
         start = Position()
         if isinstance(self._config.checkpoint, choices.EpochCheckpoints):
             checkpoints: Any = _Checkpoints(self)
-            schedule = CheckpointSchedule(checkpoints, self._config.checkpoint, reporter, self.folder)
+            keys = self._config.checkpoint
+            machine = Machine("here", 16)
+            schedule = CheckpointSchedule(checkpoints, keys, reporter, self.folder, lambda task: machine)
             if (restored := schedule.restore()) is not None:
                 start = restored.position
                 policies.go_on(restored.step)
         start = checkpointing.adapted_position(self.program, start, reporter)
         self.run = TrainingRun(self.program, reporter, folder=self.folder, start=start, stop=Stop())
-        hooks: Any = SimpleNamespace(check=lambda context: None, after_epoch=self._hook, end=lambda context: None)
+        hooks: Any = SimpleNamespace(
+            check=lambda context: None,
+            are_due=lambda epoch: True,
+            after_epoch=self._hook,
+            end=lambda context: None,
+        )
         evaluator: Any = SimpleNamespace(evaluate=self._evaluate) if evaluates else None
         planned = actions.in_order(self.run, hooks=hooks, policies=policies, schedule=schedule, evaluator=evaluator)
         self.run.plan(planned)

@@ -108,3 +108,10 @@ def flipped(file: Path) -> None:
     held = bytearray(file.read_bytes())
     held[len(held) // 2] ^= 1
     file.write_bytes(held)
+
+
+def write_values(checkpoint: Any, path: str) -> None:
+    """Writes the present values of a `LogicalCheckpoint`."""
+    saving = checkpoint.saving()
+    saving.stage(copies=False)
+    saving.write(path)

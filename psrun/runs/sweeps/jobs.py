@@ -16,7 +16,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
 from omegaconf import OmegaConf
 from rich.console import Console
 from rich.filesize import decimal
@@ -29,6 +28,7 @@ from psrun.config.run_config import RunConfig
 from psrun.errors import ConfigError, ExitCode, Problem, SweepError, ended
 from psrun.launch.backend import TaskPlan
 from psrun.launch.child_processes import ChildProcess, StartProcess, start_alone
+from psrun.results import task_files
 from psrun.results.run_folder import CONFIG, RESULT, RunFolder, write_config
 from psrun.runs.report.table import with_short_keys
 from psrun.runs.sweeps.sweep import LOG, Sweep, distinguishing
@@ -38,7 +38,6 @@ _ALIVE_EVERY_S = 1.0
 _MOST_STARTS = 5
 # A process with TensorFlow uses 0.7 GiB without a model; an in-process cluster with two workers and two ps, 0.9.
 _PROCESS_BYTES = 2**30
-_CGROUP = Path("/sys/fs/cgroup")
 
 
 # -- how many at once
@@ -56,7 +55,7 @@ def jobs_at_once(runs: Sequence[RunConfig], *, cores: int | None = None, memory_
     sizes = [_size(run) for run in runs] or [(1, 1)]
     workers, processes = map(max, zip(*sizes))
     cores = _cores() if cores is None else cores
-    memory_bytes = _free_bytes() if memory_bytes is None else memory_bytes
+    memory_bytes = task_files.free_memory_bytes() if memory_bytes is None else memory_bytes
     return max(1, min(cores // workers, memory_bytes // (processes * _PROCESS_BYTES)))
 
 
@@ -75,27 +74,8 @@ def _size(run: RunConfig) -> tuple[int, int]:
 
 def _cores() -> int:
     allowed = len(os.sched_getaffinity(0))
-    quota, _, period = _read("cpu.max").partition(" ")
-    return min(allowed, max(1, int(quota) // int(period))) if quota.isdigit() else allowed
-
-
-def _free_bytes() -> int:
-    free = psutil.virtual_memory().available
-    most = _read("memory.max")
-    used = _read("memory.current")
-    if not (most.isdigit() and used.isdigit()):
-        return free
-    # The page cache counts as used memory, but is freed on demand.
-    reclaimable = dict(line.split() for line in _read("memory.stat").splitlines()).get("inactive_file", "0")
-    return min(free, int(most) - int(used) + int(reclaimable))
-
-
-def _read(name: str) -> str:
-    """The limits of the container's control group; none without one."""
-    try:
-        return (_CGROUP / name).read_text(encoding="ascii").strip()
-    except OSError:
-        return ""
+    limit = task_files.cpu_limit()
+    return allowed if limit is None else min(allowed, limit)
 
 
 # -- one job

@@ -148,7 +148,12 @@ def test_every_layout_restores_every_other_bit_by_bit(cluster_spec, tmp_path):
         else:
             checkpoint.restore(*before)
         path = str(tmp_path / str(number))
-        checkpoint.write(tf.constant(path))
+        saving = checkpoint.saving()
+        saving.stage(copies=True)
+        present = [variable.read_value() for variable in network.variables]
+        step()  # the file holds the values before it
+        assert not all(np.array_equal(old, new) for old, new in zip(present, network.variables))
+        saving.write(path)
         reader = tf.train.load_checkpoint(path)
         held = {name: reader.get_tensor(key) for name, key in checkpoint.keys.items()}
         assert {f"{slot}{name}/embeddings" for slot in ("", "m/", "v/") for name in TABLES} < set(held)

@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 import tf_keras
 from embeddings import Basket, baskets
+from support import write_values
 
 from psrun.checkpoint.checkpoints import logical_checkpoint
 from psrun.checkpoint.storage import Contents
@@ -126,7 +127,7 @@ def test_a_schedule_and_a_rate_take_each_others_place(tmp_path, kind, stack, wit
     rates = (schedule, 0.2) if with_schedule else (0.2, schedule)
     before, written = _checkpointed(kind, stack, rates[0], steps=3)
     after, restored = _checkpointed(kind, stack, rates[1])
-    written.write(tf.constant(path))
+    write_values(written, path)
     restored.restore(path, Contents.of("Adam", [], written.keys))
     assert int(after.iterations) == 3
     assert len(after.variables()) == len(before.variables()) > 6
@@ -143,7 +144,7 @@ def test_a_schedule_and_a_rate_take_each_others_place(tmp_path, kind, stack, wit
 def test_a_checkpoint_without_a_value_of_an_object_does_not_restore(tmp_path, kind, stack, name):
     _, checkpoint = _checkpointed(kind, stack, 0.1)
     path = str(tmp_path / "written")
-    checkpoint.write(tf.constant(path))
+    write_values(checkpoint, path)
     there = {each: key for each, key in checkpoint.keys.items() if each != name}
     assert len(there) < len(checkpoint.keys)
     with pytest.raises(KeyError, match=f"no value for {name}"):
@@ -154,7 +155,7 @@ def test_a_compiled_network_restores_from_a_checkpoint_with_another_optimizer(tm
     """A network tracks the optimizer that it was compiled with, which its evaluation does not need."""
     networks = [_network("a", "b", stack=stack) for stack in (False, True)]
     written, path = logical_checkpoint(networks[0]), str(tmp_path / "written")
-    written.write(tf.constant(path))
+    write_values(written, path)
     networks[1].compile(optimizer="adam", loss="mse")
     logical_checkpoint(networks[1]).restore(path, Contents.of("", [], written.keys))
     ids = {name: np.arange(6)[:, np.newaxis] for name in "ab"}

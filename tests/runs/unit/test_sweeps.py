@@ -25,6 +25,7 @@ from support import run_config
 from psrun import files
 from psrun.config.composition import Composer
 from psrun.errors import ConfigError, Problem, SweepError
+from psrun.results import task_files
 from psrun.results.run_folder import RunFolder
 from psrun.runs.sweeps import hydra_sweeps, jobs, runner
 from psrun.runs.sweeps.sweep import END, KILL, TERMINATE, Job, Sweep, distinguishing
@@ -59,8 +60,9 @@ def test_jobs_at_once_follow_cores_and_memory(overrides, cores, gib, most):
 
 
 def test_what_a_container_may_use_is_its_limit_without_files_that_were_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(jobs, "_CGROUP", tmp_path)
-    monkeypatch.setattr(jobs.psutil, "virtual_memory", lambda: SimpleNamespace(available=64 * GIB))
+    monkeypatch.setattr(task_files, "_CGROUP", tmp_path)
+    monkeypatch.setattr(task_files, "_OWN_GROUP", tmp_path / "own")
+    monkeypatch.setattr(task_files.psutil, "virtual_memory", lambda: SimpleNamespace(available=64 * GIB))
     run = [run_config("cluster=none")]
     assert jobs.jobs_at_once(run, cores=99) == 64
     (tmp_path / "memory.max").write_text(f"{16 * GIB}\n")
@@ -70,6 +72,12 @@ def test_what_a_container_may_use_is_its_limit_without_files_that_were_read(tmp_
     assert jobs.jobs_at_once(run, cores=99) == 11
     (tmp_path / "memory.max").write_text("max\n")
     assert jobs.jobs_at_once(run, cores=99) == 64
+    own = tmp_path / "job" / "task"  # as a scheduler limits a job on a machine
+    own.mkdir(parents=True)
+    (tmp_path / "own").write_text("0::/job/task\n")
+    (own.parent / "memory.max").write_text(f"{8 * GIB}\n")
+    (own.parent / "memory.current").write_text(f"{3 * GIB}\n")
+    assert jobs.jobs_at_once(run, cores=99) == 5
 
 
 def test_places_are_as_many_as_jobs_may_run_at_once(tmp_path):

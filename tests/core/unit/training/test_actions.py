@@ -81,6 +81,30 @@ def test_checkpoints_are_taken_when_they_are_due(tmp_path, keys, packed, steps):
         assert kept(position) == (*divmod(step, 5), step)
 
 
+@pytest.mark.parametrize("moment", ["hooks 5", "end", "stop"])
+def test_a_checkpoint_is_on_disk_when_it_is_needed(tmp_path, moment):
+    """By a hook after its epoch, at the end of the training, and before the process ends."""
+    done = training(tmp_path)
+    done.write_s = 0.05
+    found: list[list[int]] = []
+
+    def look(run: Any) -> None:
+        found.append([*done.written])
+
+    if moment == "end":
+        done.train()
+        look(done.run)
+        assert found == [[5, 10]]
+    elif moment == "stop":
+        with pytest.raises(Interrupted):
+            done.train(Script(at={"scheduled 2": stop}))
+        look(done.run)
+        assert found == [[2]]
+    else:
+        done.train(Script(at={moment: look}))
+        assert found == [[5]]
+
+
 @pytest.mark.parametrize(
     ("every", "steps"),
     [(1, [5, 10, 15, 20, 25]), (2, [10, 20, 25]), (9, [25])],
