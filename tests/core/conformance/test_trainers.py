@@ -6,8 +6,10 @@ steps to the same weights.
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,12 +25,12 @@ from sample_weights import NUM_EVAL, Weighted, own_data
 from support import SMALL, STEPS, run_config, variables
 
 from psrun import metrics
-from psrun.checkpoint.checkpoints import Checkpoints
 from psrun.checkpoint.storage import Store
 from psrun.cluster import strategy
 from psrun.data.datasets import HeroFeatures
-from psrun.errors import DataExhaustedError, NonFiniteLossError, TaskLostError, TrainingError
+from psrun.errors import CheckpointError, DataExhaustedError, NonFiniteLossError, TaskLostError, TrainingError
 from psrun.results.run_folder import RunFolder
+from psrun.tf_internals.checkpoints import Saving
 
 EPOCHS, EPOCH = 2, 8  # steps of an epoch of `own_data`, in executions of 4
 HOOKS = (
@@ -281,20 +283,35 @@ def test_a_step_that_fails_is_reported_with_its_reason(train, trainer, monkeypat
 
 
 @pytest.mark.tensorflow
-def test_a_parameter_server_that_is_lost_in_a_save_asks_for_another_start(train, monkeypatch):
-    def lost(path):
+@pytest.mark.parametrize("part", ["stage", "write"])
+def test_a_parameter_server_that_is_lost_in_a_save_asks_for_another_start(train, monkeypatch, part):
+    def lost(self, *arguments, **options):
         raise tf.errors.UnavailableError(None, None, "failed to connect: /job:ps/replica:0/task:1")
 
-    original = Checkpoints.__init__
-
-    def init(self, *arguments, **options):
-        original(self, *arguments, **options)
-        self._write = lost
-
-    monkeypatch.setattr(Checkpoints, "__init__", init)
+    monkeypatch.setattr(Saving, part, lost)
     with pytest.raises(TaskLostError) as caught:
         train("cluster=none", "model=embedding")
     assert (caught.value.task, caught.value.exit_code) == ("ps-1", 175)
+
+
+@pytest.mark.tensorflow
+def test_a_disk_that_is_full_while_a_checkpoint_is_written_ends_the_run_and_leaves_the_one_before(train, monkeypatch):
+    stores = []
+    complete = Store.complete
+
+    def full(self, held):
+        stores.append(self)
+        if self.steps():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return complete(self, held)
+
+    monkeypatch.setattr(Store, "complete", full)
+    with pytest.raises(CheckpointError, match=r"no checkpoint could be written at step \d+: .*No space left on device"):
+        train("cluster=none", "model=embedding", "trainer.epochs=9")
+    (store,) = set(stores)
+    (step,) = store.steps()
+    assert store.damage(step) is None
+    assert {file.name.partition(".")[0] for file in store.folder.glob("*ckpt-*")} == {f"ckpt-{step}"}
 
 
 @pytest.mark.inprocess
