@@ -1,12 +1,11 @@
 """Steps a second of models with many tables, stored as stacks and one by one.
 
-    python benchmarks/dlrm.py [--repetitions N] [--torch] [--cluster NAME] [--num-tables N] [--list-lengths N ...]
+    python benchmarks/dlrm.py [--repetitions N] [--cluster NAME] [--num-tables N] [--list-lengths N ...]
                               [--skew X] [--only PATTERN ...] [--json FILE]
 
 DLRM and wide and deep over 26 categories of 20,000 values each, with two workers and two parameter servers and without
-parameter servers. DLRM also with categories that are lists, with one stacked table in plain TensorFlow
-(tensorflow_by_hand.py), and in PyTorch with an EmbeddingBag per category (torch_by_hand.py). Rounds and ratios are
-taken as in benchmarks/speed.py.
+parameter servers. DLRM also with categories that are lists, and with one stacked table in plain TensorFlow
+(tensorflow_by_hand.py). Rounds and ratios are taken as in benchmarks/speed.py. Other libraries: benchmarks/peers.py.
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ GOALS = (
     Goal("dlrm stacked", "dlrm one process", 0.85),
     Goal("dlrm one process stacked", "dlrm one process", 1.15),
     Goal("dlrm stacked", "dlrm by hand", 0.85),
-    Goal("dlrm stacked", "dlrm torch", 0.9),
     Goal("dlrm lists of 1 stacked", "dlrm stacked", 0.95),
     Goal("dlrm one process lists of 1", "dlrm one process", 0.95),
 )
@@ -55,7 +53,6 @@ def ways(options: argparse.Namespace) -> list[Way]:
         candidates += _unstacked_and_stacked(replace(way, name=f"dlrm one process {name}", cluster="none"))
     if options.num_tables == NUM_FEATURES:
         candidates.append(ByHand("dlrm by hand", "dlrm", replace(setting, rows=options.rows * NUM_FEATURES)))
-        candidates += [ByHand("dlrm torch", "torch_dlrm", setting)] if options.torch else []
     return [way for way in candidates if any(fnmatch.fnmatchcase(way.name, pattern) for pattern in options.only)]
 
 
@@ -71,7 +68,6 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=5, help="rounds")
     parser.add_argument("--steps", type=int, default=1000, help="of each window that is timed")
     parser.add_argument("--windows", type=int, default=3, help="that are timed in each process")
-    parser.add_argument("--torch", action="store_true", help="also PyTorch (pip install 'psrun[benchmarks]')")
     parser.add_argument("--cluster", choices=("inprocess", "local"), default="inprocess", help="of parameter servers")
     parser.add_argument("--list-lengths", type=int, default=[], nargs="+", metavar="N", help="also lists of N values")
     parser.add_argument("--num-tables", type=int, default=26)

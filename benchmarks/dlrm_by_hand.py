@@ -61,9 +61,13 @@ class Weights:
         """The tables one by one: (NUM_TABLES, rows, DIM)."""
         return self.table.reshape(NUM_TABLES, -1, DIM)
 
+    def ids_of_tables(self, examples: Examples) -> np.ndarray:
+        """The ids of the examples as rows of their own tables, (n, NUM_TABLES)."""
+        return examples.ids % (len(self.table) // NUM_TABLES)
 
-# Trains on the examples with these numbers, (steps, batch), and returns the loss before each step, (steps,).
-Train = Callable[[np.ndarray], np.ndarray]
+
+# Trains on the examples with these numbers, (steps, batch), and returns the mean of the losses of the steps.
+Train = Callable[[np.ndarray], float]
 Kind = Callable[[Weights, Examples], Train]
 
 
@@ -109,7 +113,7 @@ def in_float64(weights: Weights, data: Examples) -> Train:
     )
     slots = [np.full_like(each, INITIAL_ACCUMULATOR) for each in (kept.table, *kept.dense)]
 
-    def train(order: np.ndarray) -> np.ndarray:
+    def train(order: np.ndarray) -> float:
         losses = []
         for which in order:
             batch = data[which]
@@ -123,7 +127,7 @@ def in_float64(weights: Weights, data: Examples) -> Train:
             for weight, slot, gradient in zip(kept.dense, slots[1:], of_dense):
                 slot += gradient**2
                 weight -= LEARNING_RATE * gradient / np.sqrt(slot + EPSILON)
-        return np.array(losses)
+        return float(np.mean(losses))
 
     return train
 
@@ -174,8 +178,7 @@ def main(kinds: Mapping[str, Kind], description: str | None) -> None:
     # A kind may train the arrays in place.
     train = kinds[options.kind](copy.deepcopy(weights), data)
     if options.check:
-        order = np.stack([*itertools.islice(steps, CHECKED_STEPS)])
-        off = np.abs(np.asarray(train(order), np.float64) - in_float64(weights, data)(order)).max()
+        off = _greatest_difference(train, in_float64(weights, data), steps)
         sys.stdout.write(f"{options.kind}: losses of {CHECKED_STEPS} steps differ from float64 by {off:.1e} at most\n")
         # A loss that is not a number is not within the tolerance.
         sys.exit(0 if off <= TOLERANCE else 1)
@@ -185,6 +188,14 @@ def main(kinds: Mapping[str, Kind], description: str | None) -> None:
     sys.stdout.write(f"{options.kind}: {rate:.1f} steps/s, {cpu_ms:.2f} ms of processor time a step\n")
     if options.report:
         options.report.write_text(json.dumps(windows), encoding="utf-8")
+
+
+def _greatest_difference(one: Train, other: Train, steps: Iterator[np.ndarray]) -> float:
+    """Between the losses of the first steps."""
+    differences = []
+    for order in itertools.islice(steps, CHECKED_STEPS):
+        differences.append(abs(one(order[None]) - other(order[None])))
+    return float(np.max(differences))
 
 
 def _parsed(kinds: Mapping[str, Kind], description: str | None) -> argparse.Namespace:

@@ -62,14 +62,14 @@ def train_in_jax(weights: Weights, data: Examples) -> Train:
     data = Examples(data.ids.astype(np.int32), data.numbers, data.labels)
     step = jax.jit(_step, donate_argnums=0)
 
-    def train(order: np.ndarray) -> np.ndarray:
+    def train(order: np.ndarray) -> float:
         nonlocal state
         losses = []
         for which in order:
             batch = data[which]
             state, loss = step(state, batch.ids, batch.numbers, batch.labels)
             losses.append(loss)
-        return np.array(losses)
+        return float(np.mean(losses))
 
     return train
 

@@ -44,6 +44,8 @@ from rich.console import Console
 
 BASE = "psrun, `cluster=none`"
 LOCAL = "psrun, `cluster=local`, 2 workers, 2 ps"
+# Packages that a peer needs, without a version in the table.
+_HELPERS = ("jaxlib", "tensordict", "torchmetrics")
 GOALS = (
     Goal(BASE, "JAX by hand", 1.0),
     Goal(BASE, "floor: C and BLAS", 0.33),
@@ -114,7 +116,18 @@ def psrun_ways(setting: Setting) -> list[Way]:
 
 def peers(setting: Setting) -> list[Peer]:
     jax = (("jax", "jax"), ("jaxlib", "jaxlib"))
+    tf_keras, keras = (("tf-keras", "tf_keras"),), (("keras", "keras"),)
+    torch = (("torch", "torch"),)
+    fbgemm = (*torch, ("fbgemm-gpu-cpu", "fbgemm_gpu"))
+    torchrec = (*fbgemm, ("torchrec", "torchrec"), ("tensordict", "tensordict"), ("torchmetrics", "torchmetrics"))
+    in_keras, in_torch = "keras_by_hand.py", "torch_dlrm_by_hand.py"
     return [
+        Peer("tf_keras, `fit`", in_keras, "tf_keras", setting, packages=tf_keras),
+        Peer("Keras 3 on TensorFlow, `fit`", in_keras, "keras3_tensorflow", setting, packages=keras),
+        Peer("Keras 3 on JAX, `fit`", in_keras, "keras3_jax", setting, packages=(*keras, *jax)),
+        Peer("PyTorch, `EmbeddingBag`", in_torch, "torch", setting, packages=torch),
+        Peer("TorchRec, fused", in_torch, "torchrec", setting, packages=torchrec),
+        Peer("fbgemm by hand", in_torch, "fbgemm", setting, packages=fbgemm),
         Peer("JAX by hand", "jax_by_hand.py", "jax", setting, packages=jax),
         Peer("floor: C and BLAS", "floor_by_hand.py", "floor", setting, commands=("cc",)),
     ]
@@ -148,6 +161,8 @@ def _setting_line(setting: Setting, rounds: int, chosen: Sequence[Peer]) -> str:
     versions = {"tensorflow": importlib.metadata.version("tensorflow"), "numpy": importlib.metadata.version("numpy")}
     for peer in chosen:
         for package, _ in peer.packages:
+            if package in _HELPERS:
+                continue
             versions[package] = importlib.metadata.version(package)
     listed = ", ".join(f"{package} {version}" for package, version in versions.items())
     return (

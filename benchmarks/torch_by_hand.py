@@ -2,9 +2,8 @@
 
     python benchmarks/torch_by_hand.py KIND [--rows N] [--optimizer adagrad|adam] [--report FILE]
 
-Kinds: `torch` (one process), `torch_ps` (parameter servers in PyTorch RPC, a process each) and `torch_dlrm` (DLRM in
-one process, an EmbeddingBag of `--rows` for each category; see benchmarks/dlrm.py). Gradients of tables are sparse.
-Metrics are left out, as PyTorch has none; that is in its favour.
+Kinds: `torch` (one process) and `torch_ps` (parameter servers in PyTorch RPC, a process each). Gradients of tables are
+sparse. Metrics are left out, as PyTorch has none; that is in its favour.
 
 None of these processes imports TensorFlow: PyTorch's triton and TensorFlow each bring an LLVM, and a process that loads
 both ends with "inconsistency in registered CommandLine options".
@@ -176,7 +175,7 @@ def rpc_loop(plan: Plan, num_workers: int, data: Sequence[torch.Tensor], port: i
     )
 
 
-KINDS = ("torch", "torch_ps", "torch_dlrm")
+KINDS = ("torch", "torch_ps")
 ADAGRAD = {"lr": LEARNING_RATE, "initial_accumulator_value": INITIAL_ACCUMULATOR, "eps": EPSILON}
 
 
@@ -191,37 +190,12 @@ class Model(torch.nn.Module):
         return self.dense(torch.cat([self.table(ids).flatten(1), numbers], 1))
 
 
-class Dlrm(torch.nn.Module):
-    """See `psrun.recsys.models.dlrm`, with its default layers."""
-
-    def __init__(self, rows: int, dim: int) -> None:
-        super().__init__()
-        num_vectors = by_hand.NUM_FEATURES + 1
-        self.table = torch.nn.ModuleList(
-            torch.nn.EmbeddingBag(rows, dim, mode="sum", sparse=True) for _ in range(num_vectors - 1)
-        )
-        for table in self.table:
-            torch.nn.init.uniform_(table.weight, -0.05, 0.05)
-        self.register_buffer("below", torch.tril_indices(num_vectors, num_vectors, -1), persistent=False)
-        bottom = dense_layers((by_hand.NUM_NUMBERS, *by_hand.DLRM_BOTTOM_UNITS, dim))
-        pairs = num_vectors * (num_vectors - 1) // 2
-        top = dense_layers((dim + pairs, *by_hand.DLRM_TOP_UNITS, 1))
-        self.dense = torch.nn.ModuleList([bottom, top])
-
-    def forward(self, ids: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-        bottom = torch.relu(self.dense[0](numbers))
-        vectors = [bottom, *(table(ids[:, [column]]) for column, table in enumerate(self.table))]
-        stacked = torch.stack(vectors, 1)
-        products = torch.bmm(stacked, stacked.transpose(1, 2))[:, self.below[0], self.below[1]]
-        return self.dense[1](torch.cat([bottom, products], 1))
-
-
 def sizes(dim: int) -> tuple[int, ...]:
     """Of the dense layers, from the input to the output."""
     return (by_hand.NUM_FEATURES * dim + by_hand.NUM_NUMBERS, *by_hand.HIDDEN_UNITS, 1)
 
 
-def make_optimizers(name: str, model: Model | Dlrm) -> list[torch.optim.Optimizer]:
+def make_optimizers(name: str, model: Model) -> list[torch.optim.Optimizer]:
     table, dense = model.table.parameters(), model.dense.parameters()
     if name == "adam":
         return [torch.optim.SparseAdam(list(table), lr=ADAM_RATE), torch.optim.Adam(dense, lr=ADAM_RATE)]
@@ -246,8 +220,7 @@ def batches(options: argparse.Namespace) -> Iterator[tuple[torch.Tensor, ...]]:
 def loop(options: argparse.Namespace) -> Steps:
     """In one process."""
     torch.manual_seed(1)
-    network = Dlrm if options.kind == "torch_dlrm" else Model
-    model, data = network(options.rows, options.dim), batches(options)
+    model, data = Model(options.rows, options.dim), batches(options)
     optimizers = make_optimizers(options.optimizer, model)
     loss_function = torch.nn.BCEWithLogitsLoss()
 

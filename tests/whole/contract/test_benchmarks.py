@@ -75,8 +75,9 @@ def imported(name: str) -> set[str]:
     return modules.union(*map(imported, benchmarks))
 
 
-def test_the_ways_of_pytorch_import_no_tensorflow():
-    roots = {each.partition(".")[0] for each in imported("torch_by_hand")}
+@pytest.mark.parametrize("program", ["torch_by_hand", "torch_dlrm_by_hand"])
+def test_the_ways_of_pytorch_import_no_tensorflow(program):
+    roots = {each.partition(".")[0] for each in imported(program)}
     assert "torch" in roots
     assert not {"tensorflow", "tf_keras", "keras", "psrun"} & roots
 
@@ -101,6 +102,34 @@ def test_each_way_names_a_program_that_knows_its_kind(monkeypatch, tmp_path):
             if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", None) == "KINDS"
         )
         assert given in kinds
+
+
+def test_each_peer_names_a_program_that_knows_its_kind(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    from measured import Setting
+    from peers import peers
+
+    for peer in peers(Setting()):
+        tree = ast.parse((BENCHMARKS / peer.program).read_text(encoding="utf-8"))
+        kinds = next(
+            [ast.literal_eval(key) for key in node.value.keys]
+            for node in tree.body
+            if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", None) == "KINDS"
+        )
+        assert peer.kind in kinds
+
+
+@pytest.mark.parametrize(
+    "command", [("floor_by_hand.py", "floor"), ("keras_by_hand.py", "tf_keras")], ids=lambda command: command[1]
+)
+def test_the_losses_of_a_peer_equal_those_of_the_loop_in_float64(command):
+    program, kind = command
+    small = ("--rows=300", "--batch-size=128", "--num-examples=1024", "--check")
+    ended = subprocess.run(
+        [sys.executable, str(BENCHMARKS / program), kind, *small],
+        check=True, timeout=300, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert "losses of 20 steps differ from float64 by" in ended.stdout
 
 
 def test_a_comparison_of_starts_shows_medians_and_the_range_of_the_ratios(monkeypatch):
@@ -136,13 +165,6 @@ def test_processes_that_lost_their_parent_count_for_a_start_and_none_is_left(tmp
     """
     environment = {**os.environ, "PYTHONPATH": str(BENCHMARKS)}
     subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=environment, check=True, timeout=60)
-
-
-def test_the_losses_of_the_floor_equal_those_of_the_loop_in_float64():
-    small = ("--rows=300", "--batch-size=128", "--num-examples=1024", "--check")
-    command = [sys.executable, str(BENCHMARKS / "floor_by_hand.py"), "floor", *small]
-    ended = subprocess.run(command, check=True, timeout=60, capture_output=True, text=True)
-    assert "losses of 20 steps differ from float64 by" in ended.stdout
 
 
 def test_the_loop_in_float64_goes_along_the_gradient(monkeypatch):
