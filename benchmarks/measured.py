@@ -335,21 +335,7 @@ class Psrun:
         ]  # fmt: skip
 
     def run(self, folder: Path) -> tuple[Windows, Spent]:
-        setting = self.setting
-        metrics = folder / "run" / "metrics.jsonl"
-        at_epochs: list[float] = []  # processor seconds
-
-        def watch(process: int) -> None:
-            while len(at_epochs) <= setting.windows and not has_ended(process):
-                if len(_epochs(metrics)) > len(at_epochs):
-                    at_epochs.append(processor_s(process))
-                time.sleep(0.02)
-
-        spent = run_python(self.command(folder), folder, watch=watch)
-        rates = [epoch["steps_per_s"] for epoch in _epochs(metrics)]
-        steps_ms = setting.whole_steps / 1e3
-        cpu_ms = [(end - begin) / steps_ms for begin, end in itertools.pairwise(at_epochs)]
-        return Windows(rates[1:], cpu_ms), spent
+        return run_psrun(self.command(folder), folder, windows=self.setting.windows, steps=self.setting.whole_steps)
 
     def plain(self) -> dict[str, Any]:
         return asdict(self)
@@ -359,6 +345,28 @@ class Psrun:
         """The file that it cannot do without and that is not there."""
         file = CONF / "model" / f"{self.model}.yaml"
         return None if file.exists() else str(file.relative_to(BENCHMARKS.parent))
+
+
+def run_psrun(command: Sequence[str], folder: Path, *, windows: int, steps: int) -> tuple[Windows, Spent]:
+    """Runs psrun in `folder`; each epoch but the first is a window.
+
+    Args:
+      command: of Python, for a run in `folder`/run.
+      steps: of each epoch.
+    """
+    metrics = folder / "run" / "metrics.jsonl"
+    at_epochs: list[float] = []  # processor seconds
+
+    def watch(process: int) -> None:
+        while len(at_epochs) <= windows and not has_ended(process):
+            if len(_epochs(metrics)) > len(at_epochs):
+                at_epochs.append(processor_s(process))
+            time.sleep(0.02)
+
+    spent = run_python(command, folder, watch=watch)
+    rates = [epoch["steps_per_s"] for epoch in _epochs(metrics)]
+    cpu_ms = [(end - begin) / steps * 1e3 for begin, end in itertools.pairwise(at_epochs)]
+    return Windows(rates[1:], cpu_ms), spent
 
 
 def _epochs(metrics: Path) -> list[dict[str, Any]]:

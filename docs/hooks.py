@@ -72,6 +72,7 @@ _EXPLANATION = [
     {"How a run works": "explanation/design.md"},
     {"What faults cost": "explanation/faults.md"},
     {"Measurements": "explanation/measurements.md"},
+    {"Growth": "explanation/growth.md"},
     {"TensorFlow and tf-keras": "explanation/tensorflow.md"},
     {"Contributing": "contributing.md"},
 ]

@@ -218,3 +218,22 @@ def test_a_table_is_written_between_its_marks_and_nowhere_else(monkeypatch, tmp_
     assert page.read_text() == "before\n<!-- peers -->\n\nnew\n\n<!-- end of peers -->\nafter\n"
     with pytest.raises(ValueError, match="must have <!-- growth -->"):
         write_between(page, "growth", "new")
+
+
+def test_a_curve_has_the_exponents_of_its_points_and_leaves_out_those_that_fail(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import growth
+
+    def measure(size: int, folder: Path) -> growth.Cost:
+        if size == 1000:
+            raise RuntimeError("too large")
+        return growth.Cost(2e-3 * size, 1e-4 * size**2)
+
+    curve = growth.Curve("a step", "rows", (1, 10, 100, 1000), measure)
+    printed = io.StringIO()
+    points = growth.measured(curve, 2, Console(file=printed, width=200))
+    assert [len(points.costs[size]) for size in (1, 10, 100)] == [2, 2, 2]
+    assert printed.getvalue().count("a step, by rows 1,000: failed: too large") == 2
+    row = "| a step | rows | 1, 10, 100 | 2, 20, 200 ms | 0.1, 10, 1000 ms | 1.00 | 2.00 | 2.00 |"
+    assert growth.markdown([points]).splitlines()[2:] == [row]
+    json.dumps(points.plain())
