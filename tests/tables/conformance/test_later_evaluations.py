@@ -69,6 +69,7 @@ def test_the_sidecar_evaluates_what_there_is_once_and_as_exact_does(trained, eva
     for one, other in zip(evaluations, then):
         assert one["examples_seen"] == other["examples_seen"] == 100
         assert one["metrics"] == pytest.approx(other["metrics"], rel=1e-5)
+        assert min(one["seconds"], other["seconds"]) > 0
     assert sorted(path.name for path in (trained.path / "export" / "best").iterdir()) == ["12", "24", "36", "48"]
     result = trained.stored()
     assert (result["evaluation"]["mode"], result["evaluation"]["step"]) == ("sidecar", 48)
