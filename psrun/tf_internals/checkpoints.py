@@ -37,6 +37,8 @@ _SHARDED = "ShardedVariable"
 _GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 # Operations whose results share no memory with a variable.
 _OWN_MEMORY = frozenset({"Const", "GatherV2", "LookupTableExportV2", "ResourceGather"})
+# Operations whose results may share the memory of their first input.
+_PASSING_ON = frozenset({"Identity", "SplitV"})
 
 
 def values_in_checkpoint(reader: Any) -> dict[str, str]:
@@ -342,7 +344,7 @@ def _copied(tensors: Sequence[tf.Tensor], copies: tf.Tensor) -> list[tf.Tensor]:
 def _shares_memory(tensor: tf.Tensor) -> bool:
     """Whether the tensor may share the memory of a variable: a variable that is read is not copied."""
     operation = tensor.op
-    while operation.type == "Identity":
+    while operation.type in _PASSING_ON:
         operation = operation.inputs[0].op
     return operation.type not in _OWN_MEMORY
 

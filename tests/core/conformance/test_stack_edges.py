@@ -224,3 +224,13 @@ def test_a_checkpoint_reads_a_small_stack_in_one_operation_for_any_number_of_tab
         return kinds.count("ResourceGather"), kinds.count("SplitV")
 
     assert traced(2) == traced(12) == (1, 1)
+
+
+def test_a_checkpoint_copies_the_rows_of_a_small_stack_once():
+    def copies(num_tables: int) -> int:
+        network = _network(*(f"table_{index}" for index in range(num_tables)), stack=True)
+        definition = logical_checkpoint(network).saving()._stage.graph.as_graph_def()
+        branches = [node.op for function in definition.library.function for node in function.node_def]
+        return branches.count("DeepCopy")
+
+    assert copies(2) == copies(12) == 2  # the kernel and the bias of the dense layer
