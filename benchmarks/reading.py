@@ -3,9 +3,10 @@
     python benchmarks/reading.py [--repetitions N] [--checkout FOLDER] [--json FILE]
 
 Preparation: 200,000 rows of 40 columns as Criteo has them (13 counts, 26 categories of 1,000 values), with a header as
-CSV, gzipped and as Parquet, or without a header for data=criteo. data=table guesses the features and prepares the rows;
-pyarrow alone reads the same file into NumPy arrays. Each time is the processor time of one call in a process of its own
-that has imported everything before; in turns. `--checkout` measures another version of psrun in FOLDER, too.
+CSV, gzipped and as Parquet, or without a header for data=criteo; and as CSV with 13 numbers with four decimals in place
+of the counts. data=table does what a new run does: it guesses the features, checks and splits the rows, and prepares
+them. pyarrow alone reads the same file into NumPy arrays. Each time is the processor time of one call in a process of
+its own that has imported everything before; in turns. `--checkout` measures another version of psrun in FOLDER, too.
 
 Batches: one worker in this process that only counts examples, batches of 1024. psrun reads its prepared rows in a
 random order, batches as the chief deals them. By hand: TFRecords of one example each, as most people have them, and the
@@ -32,10 +33,19 @@ from rich.console import Console
 BATCH, STEPS = 1024, 10
 NUM_ROWS = 200_000
 COLUMNS = ("label", *(f"I{number}" for number in range(1, 14)), *(f"C{number}" for number in range(1, 27)))
-FILES = {"csv": "rows.csv", "gzip": "rows.csv.gz", "parquet": "rows.parquet", "criteo": "rows.tsv"}
+FILES = {
+    "csv": "rows.csv",
+    "gzip": "rows.csv.gz",
+    "parquet": "rows.parquet",
+    "numbers": "numbers.csv",
+    "criteo": "rows.tsv",
+}
+FORMS = ("csv", "gzip", "parquet", "numbers")  # with a header
+SPLIT = 0.1  # as of data=table
 PSRUN, EXAMPLES, TEXT = "psrun, prepared", "by hand, an example a record", "by hand, text"
 GOALS = (
     Goal("table csv", "pyarrow csv", 0.6),
+    Goal("table numbers", "pyarrow numbers", 0.6),
     Goal("table parquet", "pyarrow parquet", 0.6),
     Goal(PSRUN, EXAMPLES, 0.95),
     Goal(PSRUN, TEXT, 0.95),
@@ -72,6 +82,8 @@ def main() -> None:
 
 
 def write_files(folder: Path) -> None:
+    import numpy as np
+    import pyarrow as pa
     from pyarrow import csv, parquet
 
     from psrun.tables import synthesis
@@ -82,19 +94,23 @@ def write_files(folder: Path) -> None:
     (folder / FILES["criteo"]).write_text(text)
     (folder / FILES["csv"]).write_text(",".join(COLUMNS) + "\n" + text.replace("\t", ","))
     (folder / FILES["gzip"]).write_bytes(gzip.compress((folder / FILES["csv"]).read_bytes(), compresslevel=4))
-    parquet.write_table(csv.read_csv(folder / FILES["csv"]), folder / FILES["parquet"])
+    table = csv.read_csv(folder / FILES["csv"])
+    parquet.write_table(table, folder / FILES["parquet"])
+    numbers = np.random.default_rng(0).normal(size=(13, NUM_ROWS)).round(4)
+    for place, values in enumerate(numbers, 1):
+        table = table.set_column(place, COLUMNS[place], pa.array(values))
+    csv.write_csv(table, folder / FILES["numbers"], csv.WriteOptions(quoting_style="none"))
 
 
 def preparations(folder: Path, checkout: Path | None) -> dict[str, Callable[[], float]]:
     """Functions that measure how many rows a second of processor time gives."""
     versions = {"": BENCHMARKS.parent, **({"before: ": checkout.resolve()} if checkout else {})}
-    ways = [*(f"table {each}" for each in ("csv", "gzip", "parquet")), "split csv", "criteo criteo"]
+    ways = [*(f"table {each}" for each in FORMS), "criteo criteo"]
     measures: dict[str, Callable[[], float]] = {}
     for name, version in versions.items():
         for way in ways:
-            if not name or not way.startswith("split"):  # earlier versions have no splits
-                measures[name + way] = rate_of(way, folder, version)
-    for form in ("csv", "gzip", "parquet"):
+            measures[name + way] = rate_of(way, folder, version)
+    for form in FORMS:
         measures[f"pyarrow {form}"] = rate_of(f"pyarrow {form}", folder, BENCHMARKS.parent)
     return measures
 
@@ -144,8 +160,7 @@ def prepare(what: str, folder: Path) -> Callable[[Path], Any]:
         with tempfile.TemporaryDirectory(dir=folder) as cache:
             if what == "criteo":
                 return Criteo(path=str(path), cache=cache)
-            split: Any = {"split": 0.1} if what == "split" else {}
-            return Table(path=str(path), label="label", cache=cache, **split)
+            return Table(path=str(path), label="label", cache=cache, split=SPLIT)
 
     return call
 

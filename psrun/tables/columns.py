@@ -92,7 +92,7 @@ class ColumnSpec:
 
 @dataclass(frozen=True)
 class Piece(Rows):
-    """Rows of a file as a prepared set has them, without nulls.
+    """Rows of a file as a prepared set has them, without nulls. Columns of words may be dictionaries.
 
     Attributes:
       num_unlabeled: number of rows that were left out because they have no label.
@@ -289,7 +289,7 @@ def _lists(array: pa.Array, separator: str | None) -> pa.Array:
 
 def _scalars(array: pa.Array, spec: ColumnSpec) -> _Converted:
     if spec.dtype == "string" and spec.vocabulary is None:
-        return _texts(plain(array), spec)
+        return _texts_once(array, spec)
     values, missing, wrong = _numbers_once(array, spec)
     if missing.any():
         if spec.default is not None:
@@ -322,7 +322,21 @@ def _numbers_once(array: pa.Array, spec: ColumnSpec) -> _Numbers:
         return _numbers(array, spec)
     values, missing, wrong = _numbers(plain(array.dictionary), spec)
     codes = codes_of(array)
-    return _Numbers(np.append(values, 0)[codes], np.append(missing, True)[codes], np.append(wrong, False)[codes])
+    has_missing = array.null_count > 0 or missing.any()
+    missing_rows = np.append(missing, True)[codes] if has_missing else np.zeros(len(codes), bool)
+    wrong_rows = np.append(wrong, False)[codes] if wrong.any() else np.zeros(len(codes), bool)
+    return _Numbers(np.append(values, 0)[codes], missing_rows, wrong_rows)
+
+
+def _texts_once(array: pa.Array, spec: ColumnSpec) -> _Converted:
+    """The texts in a column. A dictionary of words without nulls stays one: it is shorter than the rows."""
+    kind = array.type
+    if not types.is_dictionary(kind) or not types.is_string(kind.value_type) or array.null_count:
+        return _texts(plain(array), spec)
+    words = _texts(array.dictionary, spec)
+    return words._replace(
+        array=pa.DictionaryArray.from_arrays(array.indices, words.array), missing=np.zeros(len(array), bool)
+    )
 
 
 def _numbers(array: pa.Array, spec: ColumnSpec) -> _Numbers:

@@ -28,6 +28,10 @@ _LEADING_ZERO = r"^[+-]?0[0-9]+$"
 _UNIT = (
     r"(?:(?:US|A|C|R|NZ|HK)?\$|€|£|¥|₹|₩|₽|USD|EUR|GBP|CHF|JPY|CNY|INR|BRL|CAD|AUD|SEK|NOK|DKK|PLN|kr\.?|zł|Rs\.?|%|‰)"
 )
+# What all numbers with a mark or a unit fit, and few words: RE2 compiles the patterns of these in milliseconds.
+_MAY_BE_MARKED = (
+    f"^(?:[^0-9A-Za-z]|{_UNIT})*[0-9](?:[0-9.,'\u2019]|{_BLANK})*(?:[eE][+-]?[0-9]{{1,2}})?(?:[^0-9A-Za-z]|{_UNIT})*$"
+)
 _INT64 = 2**63
 
 _MONTHS = (
@@ -62,6 +66,9 @@ _DATE_LIKE = "|".join(
         r"[0-9]{1,2}:[0-9]{2}(?::[0-9]{2}(?:[.,][0-9]+)?)?(?: ?(?i:[ap]\.?m\.?))?",
     ]
 )
+# How all of these begin, and how dates of ISO 8601 do: short patterns, which rule out most words.
+_MAY_BE_DATE = rf"^(?:[0-9]{{1,8}}[./:T -]|{_WEEKDAY}|{_MONTH})"
+_MAY_BE_ISO = "^[0-9]{4}-[0-9]{2}-"
 ISO = "iso"  # the time format of ISO 8601, by name
 PARTS = ("days", "month", "weekday", "hour")
 _DAY_US = 86_400_000_000
@@ -188,6 +195,8 @@ def units(text: pa.StringArray, decimal_mark: str) -> pa.StringArray:
     if known.null_count == text.null_count:  # no need to look closer
         return pc.if_else(pc.is_valid(text), "", None)
     trimmed = pc.utf8_trim_whitespace(text)
+    if not _any_matches(trimmed.filter(pc.is_null(known)), _MAY_BE_MARKED):
+        return pc.if_else(pc.is_valid(known), "", None)
     plain = pc.or_(pc.is_valid(known), pc.match_substring_regex(trimmed, _marked(decimal_mark, "")))
     fits = pc.or_(plain, pc.match_substring_regex(trimmed, _marked(decimal_mark, _UNIT)))
     found = pc.replace_substring_regex(trimmed, _NUMERIC, "")
@@ -196,7 +205,15 @@ def units(text: pa.StringArray, decimal_mark: str) -> pa.StringArray:
 
 def looks_like_time(text: pa.StringArray) -> pa.BooleanArray:
     """Whether each text looks like a date or a time of the day, in whatever format."""
-    return pc.match_substring_regex(pc.utf8_trim_whitespace(text), f"^(?:{_DATE_LIKE})$")
+    trimmed = pc.utf8_trim_whitespace(text)
+    may_be = pc.match_substring_regex(trimmed, _MAY_BE_DATE)
+    if not pc.any(may_be).as_py():
+        return may_be
+    return pc.match_substring_regex(trimmed, f"^(?:{_DATE_LIKE})$")
+
+
+def _any_matches(text: pa.StringArray, pattern: str) -> bool:
+    return pc.any(pc.match_substring_regex(text, pattern)).as_py() is True
 
 
 def integers(text: pa.StringArray) -> pa.Int64Array:
@@ -246,8 +263,10 @@ def times(text: pa.StringArray, time_format: str | None = None) -> pa.TimestampA
             return pc.cast(text, pa.timestamp("us"))
         except pa.ArrowInvalid:  # not all of them, or some with an offset
             pass
-    found = pc.extract_regex(pc.utf8_trim_whitespace(text), rf"^{_expression(time_format)}$")
-    return _timestamps(found)
+    trimmed = pc.utf8_trim_whitespace(text)
+    if time_format in (None, ISO) and not _any_matches(trimmed, _MAY_BE_ISO):
+        return pa.nulls(len(text), pa.timestamp("us"))
+    return _timestamps(pc.extract_regex(trimmed, rf"^{_expression(time_format)}$"))
 
 
 @functools.cache

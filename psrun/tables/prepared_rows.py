@@ -20,6 +20,7 @@ from pyarrow import ipc, types
 
 from psrun.data.source import Batches, Convert, as_read, run_starts, shard_of
 from psrun.tables.columns import Column
+from psrun.tables.rows import decoded
 
 TYPES = {"float32": tf.float32, "int64": tf.int64, "string": tf.string}
 BATCH_ROWS = 1 << 16  # of a record batch
@@ -267,6 +268,8 @@ class Writer:
         self._writer = ipc.new_file(str(path), self._schema)
 
     def add(self, batch: pa.RecordBatch) -> None:
+        """Adds rows, of which columns may be dictionaries."""
+        batch = pa.record_batch([decoded(column) for column in batch.columns], self._schema)
         self._waiting.append(batch)
         self._num_waiting += batch.num_rows
         self.num_examples += batch.num_rows

@@ -100,5 +100,7 @@ def codes_of(column: pa.Array) -> np.ndarray:
     Values have one number if the dictionary has each once.
     """
     encoded = column if types.is_dictionary(column.type) else column.dictionary_encode()
+    if not encoded.indices.null_count:
+        return encoded.indices.to_numpy().astype(np.int64)
     places = encoded.indices.cast(pa.int64())  # a narrower type need not hold the number for null
     return places.fill_null(len(encoded.dictionary)).to_numpy()

@@ -39,6 +39,7 @@ _COUNTED = 1 << 16  # different rows or groups, which are counted to explain the
 _PRIME = np.uint64(0x100000001B3)
 _GOLDEN = 0x9E3779B97F4A7C15
 _POWERS = np.cumprod(np.full(1 << 12, _PRIME))  # of the place of a byte in a text, modulo 2**64
+_ONE_BY_ONE = 64  # bytes of all texts that are added one place after another, which takes a sixth of the time
 
 
 @dataclass(frozen=True)
@@ -630,7 +631,7 @@ def hash_of_rows(batch: pa.RecordBatch, seed: int = 0) -> np.ndarray:
 
 def _hash_of_column(name: str, column: pa.Array) -> np.ndarray:
     """A hash of each value and of the name; 0 for an empty list, as for a column that is not there."""
-    salt: Any = _hash_of_texts(pa.array([name]))[0]
+    salt = _salt(name)
     values = column if types.is_dictionary(column.type) else plain(column)
     if is_list(values.type) or types.is_map(values.type):
         return _hash_of_lists(values, salt)
@@ -641,8 +642,16 @@ def _hash_of_column(name: str, column: pa.Array) -> np.ndarray:
         return _mixed(total ^ salt)
     encoded = values if types.is_dictionary(values.type) else values.dictionary_encode()
     hashes = _mixed(_hash_of_texts(_texts(plain(encoded.dictionary)).fill_null("")) ^ salt)
+    if not encoded.null_count:
+        return hashes[codes_of(encoded)]
     absent = _mixed(_hash_of_texts(pa.array([""])) ^ salt)
     return np.append(hashes, absent)[codes_of(encoded)]
+
+
+@functools.lru_cache(1 << 12)
+def _salt(name: str) -> Any:
+    """The hash of the name of a column, of which there are many blocks."""
+    return _hash_of_texts(pa.array([name]))[0]
 
 
 def _hash_of_lists(lists: pa.Array, salt: np.uint64) -> np.ndarray:
@@ -693,20 +702,39 @@ def _texts_of_floats(values: pa.Array) -> pa.Array:
 
 def _hash_of_texts(texts: pa.Array) -> np.ndarray:
     """A polynomial in the bytes of each text, modulo 2**64."""
-    buffers = texts.buffers()
     count = len(texts)
     if not count:
         return np.zeros(0, np.uint64)
-    offsets = np.frombuffer(buffers[1], np.int32, count + 1, 4 * texts.offset).astype(np.int64)
+    _, offset_buffer, byte_buffer = texts.buffers()
+    offsets = np.frombuffer(offset_buffer, np.int32, count + 1, 4 * texts.offset).astype(np.int64)
     lengths = np.diff(offsets)
     hashes = lengths.astype(np.uint64)
-    filled = np.flatnonzero(lengths)
-    if len(filled):
-        data = np.frombuffer(buffers[2], np.uint8, offsets[-1] - offsets[0], offsets[0]).astype(np.uint64)
-        place = np.arange(len(data)) - np.repeat(offsets[:-1] - offsets[0], lengths)
-        terms = (data + np.uint64(1)) * _POWERS[place % len(_POWERS)]
-        hashes[filled] += np.add.reduceat(terms, offsets[filled] - offsets[0])
+    longest = int(lengths.max())
+    if not longest:
+        return _mixed(hashes)
+    order = np.argsort(-lengths, kind="stable")  # the texts that have a byte at a place are the first ones
+    begins = offsets[:-1][order]
+    lengths = lengths[order]
+    data = np.frombuffer(byte_buffer, np.uint8)
+    sums: np.ndarray = np.zeros(count, np.uint64)
+    for place in range(min(longest, _ONE_BY_ONE)):
+        longer = begins[: np.searchsorted(-lengths, -place)]
+        sums[: len(longer)] += (data[longer + place].astype(np.uint64) + np.uint64(1)) * _POWERS[place]
+    num_longer = int(np.searchsorted(-lengths, -_ONE_BY_ONE))
+    if num_longer:
+        sums[:num_longer] += _sums_of_ends(data, begins[:num_longer], lengths[:num_longer])
+    hashes[order] += sums
     return _mixed(hashes)
+
+
+def _sums_of_ends(data: np.ndarray, begins: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """The terms of `_hash_of_texts` behind the first bytes of long texts, summed for each text."""
+    rest: np.ndarray = lengths - _ONE_BY_ONE
+    firsts = np.cumsum(rest) - rest
+    place = np.arange(rest.sum()) - np.repeat(firsts, rest) + _ONE_BY_ONE
+    values = data[np.repeat(begins, rest) + place].astype(np.uint64)
+    sums: np.ndarray = np.add.reduceat((values + np.uint64(1)) * _POWERS[place % len(_POWERS)], firsts)
+    return sums
 
 
 def _mixed(values: np.ndarray) -> np.ndarray:

@@ -210,3 +210,43 @@ def test_instants_of_arrow_types(values, time_format, instant):
 )  # fmt: skip
 def test_texts_that_look_like_times(written, expected):
     assert notations.looks_like_time(text(written))[0].as_py() == expected
+
+
+PARTS = [
+    "1", "12", "123", "0", "2021", "20210131", "-01-", "2021-03-04", "T10", "12:30", ".", ",", "'", "\u2019", " ",
+    "\u00a0", "$", "US$", "HK$", "€", "EUR", "kr.", "Rs", "zł", "%", "‰", "-", "+", "\u2212", "(", ")", "e5", "E-12",
+    "/", "T", "Z", "Mon", "monday", "Jan", "january", "am", "w", "\n", "\u017fep",
+]  # fmt: skip
+LONGEST_PATTERNS = ["1.234,56 €", "(1,234.56 $)", "Mon, 31 Jan 2021 12:30", "2021-01-31 10:20:30Z"]
+
+
+@given(st.lists(st.sampled_from(PARTS), max_size=7).map("".join))
+@settings(deadline=None, derandomize=True, max_examples=300)
+def test_short_patterns_rule_out_no_text_that_the_long_ones_fit(written):
+    """Beside texts that the long patterns fit, no text is spared them."""
+    beside = text(written, *LONGEST_PATTERNS)
+    for read in (
+        notations.looks_like_time,
+        notations.times,
+        lambda each: notations.units(each, "."),
+        lambda each: notations.units(each, ","),
+    ):
+        assert read(text(written))[0].as_py() == read(beside)[0].as_py()
+
+
+def test_words_are_read_without_the_long_patterns(monkeypatch):
+    patterns: list[str] = []
+    for name in ("match_substring_regex", "extract_regex", "replace_substring_regex"):
+        function = getattr(notations.pc, name)
+
+        def counted(values, pattern, *arguments, function=function):
+            patterns.append(pattern)
+            return function(values, pattern, *arguments)
+
+        monkeypatch.setattr(notations.pc, name, counted)
+    words = text("two words", "w852", "5327bac9", "12345678", "Paris", "v1.2")
+    assert not any(notations.looks_like_time(words).to_pylist())
+    assert notations.times(words).null_count == len(words)
+    for mark in (".", ","):
+        assert notations.units(words, mark).to_pylist() == [None, None, None, "", None, None]
+    assert max(map(len, patterns)) < len(notations._marked(".", ""))

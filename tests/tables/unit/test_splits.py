@@ -12,7 +12,7 @@ import table_files
 from pyarrow import csv, parquet
 
 from psrun.errors import ConfigError
-from psrun.tables import splits
+from psrun.tables import splits, text
 from psrun.tables.table import Table
 
 pytestmark = pytest.mark.tensorflow
@@ -212,3 +212,26 @@ def test_hashes_depend_on_names_and_values_and_not_on_the_order_of_columns():
     assert not set(splits.hash_of_rows(one.rename_columns(["a", "c"]))) & set(hashes)
     spread = splits.hash_of_rows(pa.record_batch({"a": [str(n) for n in range(100_000)]})) / 2.0**64
     np.testing.assert_allclose(np.histogram(spread, 20, (0, 1))[0], 5000, rtol=0.06)
+
+
+@pytest.mark.parametrize("length", [0, 1, 63, 64, 65, 5000])
+def test_a_hash_of_a_text_is_a_polynomial_in_its_bytes(length):
+    written = ["", "x" * length, "é" * (length // 2), "yz"]
+    texts = pa.array(["before", *written])[1:]
+    sums = []
+    for each in written:
+        data = each.encode()
+        powers = [pow(int(splits._PRIME), 1 + place % len(splits._POWERS), 2**64) for place in range(len(data))]
+        total = len(data) + sum((byte + 1) * power for byte, power in zip(data, powers))
+        sums.append(total % 2**64)
+    np.testing.assert_array_equal(splits._hash_of_texts(texts), splits._mixed(np.array(sums, np.uint64)))
+
+
+def test_a_table_is_guessed_split_and_prepared_from_one_pass_over_its_files(tmp_path, monkeypatch):
+    path = write(tmp_path / "rows.csv", rows(1000))
+    passes = []
+    opened = text.arrow_csv.open_csv
+    monkeypatch.setattr(text.arrow_csv, "open_csv", lambda *arguments: passes.append(1) or opened(*arguments))
+    source = Table(path=str(path), label="y", split=0.1, cache=str(tmp_path / "cache"))
+    assert source.num_train_examples + source.num_eval_examples == 1000
+    assert len(passes) == 1
