@@ -248,17 +248,28 @@ def plot(path: Path, all_points: Sequence[Points]) -> None:
     for axis in axes[len(all_points) :]:
         axis.set_visible(False)
     for axis, points in zip(axes, all_points):
-        for kind, label, line in (("wall_s", "time", "-"), ("cpu_s", "processor time", "--")):
-            seconds = points.medians(kind)
-            axis.plot(list(seconds), list(seconds.values()), line, marker="o", markersize=3, label=label)
-        axis.set_xscale("log")
-        axis.set_yscale("log")
-        axis.set_title(points.curve.what.replace("`", ""), fontsize=9)
-        axis.set_xlabel(f"{points.curve.over}; exponent {exponent(points.medians('cpu_s')):.2f}", fontsize=8)
-        axis.set_ylabel("s", fontsize=8)
-        axis.tick_params(labelsize=7)
+        _draw(axis, points)
     axes[0].legend(fontsize=7)
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+
+
+def _draw(axis: Any, points: Points) -> None:
+    """The curves of time and of processor time."""
+    for kind, label, line in (("wall_s", "time", "-"), ("cpu_s", "processor time", "--")):
+        seconds = points.medians(kind)
+        axis.plot(list(seconds), list(seconds.values()), line, marker="o", markersize=3, label=label)
+    axis.set_xscale("log")
+    axis.set_yscale("log")
+    least, most = axis.get_ylim()
+    # A decade or more, so that a curve that is nearly flat looks flat.
+    axis.set_ylim(least, max(most, 10 * least))
+    axis.minorticks_off()
+    sizes = sorted(points.costs)
+    axis.set_xticks(sizes, [f"{size:,}" for size in sizes])
+    axis.set_title(points.curve.what.replace("`", ""), fontsize=9)
+    axis.set_xlabel(f"{points.curve.over}; exponent {exponent(points.medians('cpu_s')):.2f}", fontsize=8)
+    axis.set_ylabel("s", fontsize=8)
+    axis.tick_params(labelsize=7)
 
 
 def main() -> None:

@@ -21,6 +21,7 @@ import os
 import shutil
 import sys
 import tempfile
+import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -42,6 +43,7 @@ from measured import (
 )
 from rich.console import Console
 
+_PAGE_WIDTH = 132  # of the text of the documentation
 BASE = "psrun, `cluster=none`"
 LOCAL = "psrun, `cluster=local`, 2 workers, 2 ps"
 # Packages that a peer needs, without a version in the table.
@@ -165,10 +167,11 @@ def _setting_line(setting: Setting, rounds: int, chosen: Sequence[Peer]) -> str:
                 continue
             versions[package] = importlib.metadata.version(package)
     listed = ", ".join(f"{package} {version}" for package, version in versions.items())
-    return (
-        f"{rounds} rounds, {setting.windows} windows of {setting.steps} steps each, batches of {setting.batch:,}, "
-        f"{os.cpu_count()} cores; {listed}:"
+    line = (
+        f"Rounds: {rounds}; windows of {setting.steps:,} steps: {setting.windows}; batch size: {setting.batch:,}; "
+        f"cores: {os.cpu_count()}; {listed}:"
     )
+    return textwrap.fill(line, _PAGE_WIDTH)
 
 
 def check(chosen: Sequence[Peer], console: Console) -> bool:
