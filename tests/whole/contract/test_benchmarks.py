@@ -119,16 +119,10 @@ def test_each_peer_names_a_program_that_knows_its_kind(monkeypatch):
         assert peer.kind in kinds
 
 
-@pytest.mark.parametrize(
-    "command", [("floor_by_hand.py", "floor"), ("keras_by_hand.py", "tf_keras")], ids=lambda command: command[1]
-)
-def test_the_losses_of_a_peer_equal_those_of_the_loop_in_float64(command):
-    program, kind = command
+def test_the_losses_of_the_floor_equal_those_of_the_loop_in_float64():
     small = ("--rows=300", "--batch-size=128", "--num-examples=1024", "--check")
-    ended = subprocess.run(
-        [sys.executable, str(BENCHMARKS / program), kind, *small],
-        check=True, timeout=300, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    command = [sys.executable, str(BENCHMARKS / "floor_by_hand.py"), "floor", *small]
+    ended = subprocess.run(command, check=True, timeout=60, stdout=subprocess.PIPE, text=True)
     assert "losses of 20 steps differ from float64 by" in ended.stdout
 
 
