@@ -41,7 +41,8 @@ class Source:
 CONTENT = {content!r}
 folder = Path(sys.argv[1])
 for thread in threading.enumerate():
-    if thread.name == "git":  # it ends by itself, earlier or later
+    # They end by themselves, earlier or later: git, and what rich refreshed "importing TensorFlow" with.
+    if thread.name == "git" or type(thread).__name__ == "_RefreshThread":
         thread.join(30)
 limits = [name for name in dir(resource) if name.startswith("RLIMIT_")]
 state = {{
