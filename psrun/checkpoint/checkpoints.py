@@ -26,9 +26,11 @@ import tf_keras
 
 from psrun.checkpoint import storage
 from psrun.checkpoint.storage import PREFIX, Contents, Manifest, Position, Store, digest
+from psrun.cluster.placement import Placed
 from psrun.config import choices
 from psrun.errors import CheckpointError, ConfigError, Problem
 from psrun.files import is_pattern
+from psrun.models.model import Model
 from psrun.program import build, embeddings
 from psrun.program.compiled_model import Program, check_monitored_metric
 from psrun.tf_internals import checkpoints, messages, names
@@ -174,7 +176,11 @@ class LogicalCheckpoint:
         return besides or _RATE.fullmatch(name) is not None
 
     def saving(self) -> checkpoints.Saving:
-        """What saves the values. It is traced here."""
+        """What saves the values. It is traced here.
+
+        Raises:
+          ConfigError: an object of the model writes its own files.
+        """
         return self._named.saving()
 
     def restore(self, prefix: str, contents: Contents) -> None:
@@ -261,7 +267,7 @@ def checkpoints_of(
       warn: prints warnings.
 
     Raises:
-      ConfigError: the program has no metric `best_metric`.
+      ConfigError: the program has no metric `best_metric`, or an object of the model writes its own files.
     """
     checkpoint = logical_checkpoint(program.network, program.optimizer)
     program_contents = contents(program, checkpoint.keys)
@@ -412,11 +418,19 @@ def learning_rate(program: Program) -> float | None:
 def contents(program: Program, keys: Mapping[str, str]) -> Contents:
     """The content of checkpoints of the program, with its keys."""
     placed = [each for each in build.placement_of(program) if each.kind in ("model", "optimizer")]
-    return Contents.of(
-        *(type(program.optimizer).__name__, placed, keys),
-        adapted=adapted(program.network),
-        hashed_integers=program.model.hashed_integers,
-    )
+    return contents_of(type(program.optimizer).__name__, placed, keys, program.model)
+
+
+def contents_of(optimizer: str, placed: list[Placed], keys: Mapping[str, str], model: Model) -> Contents:
+    """The content of checkpoints of a model.
+
+    Args:
+      optimizer: the name of its class; empty without one.
+      placed: the shards of all variables.
+      keys: by name, the key of each value.
+    """
+    digests = adapted(model.network)
+    return Contents.of(optimizer, placed, keys, adapted=digests, hashed_integers=model.hashed_integers)
 
 
 @dataclass(frozen=True)

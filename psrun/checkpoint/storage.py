@@ -130,7 +130,10 @@ class Contents:
         self._check_hashes(path, here)
 
     def _check_hashes(self, path: str, here: Contents) -> None:
-        others = [name for name, function in here.hashed_integers.items() if self.hashed_integers.get(name) != function]
+        others = []
+        for name, function in here.hashed_integers.items():
+            if self.hashed_integers.get(name) != function:
+                others.append(name)
         if others:
             message = (
                 f"has other ids for integers than the checkpoint {path}: {', '.join(others)}; an earlier version of "

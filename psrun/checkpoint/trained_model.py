@@ -23,8 +23,8 @@ import tf_keras
 
 from psrun import parts
 from psrun.checkpoint import storage
-from psrun.checkpoint.checkpoints import adapted, literal, logical_checkpoint
-from psrun.checkpoint.storage import Contents, Manifest, Store
+from psrun.checkpoint.checkpoints import contents_of, literal, logical_checkpoint
+from psrun.checkpoint.storage import Manifest, Store
 from psrun.cluster import placement
 from psrun.config.run_config import RunConfig
 from psrun.data import loading
@@ -104,7 +104,7 @@ def restore(model: Model, which: str, store: Store, warn: Callable[[str], None])
     network = model.network
     values = logical_checkpoint(network)
     placed = embeddings.by_table(placement.observed("model", variables_of(network)), network)
-    here = Contents.of(*("", placed, values.keys), adapted=adapted(network), hashed_integers=model.hashed_integers)
+    here = contents_of("", placed, values.keys, model)
     while True:
         checkpoint = store.choose(which, warn)
         if checkpoint is None:

@@ -17,7 +17,6 @@ import tensorflow as tf
 from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
 from tensorflow.python.checkpoint import checkpoint_management
 from tensorflow.python.checkpoint.checkpoint import TrackableSaver
-from tensorflow.python.checkpoint.checkpoint_options import CheckpointOptions
 from tensorflow.python.checkpoint.functional_saver import MultiDeviceSaver
 from tensorflow.python.checkpoint.graph_view import ObjectGraphView
 from tensorflow.python.trackable.base import VARIABLE_VALUE_KEY, Trackable, TrackableReference
@@ -25,6 +24,7 @@ from tensorflow.python.trackable.trackable_utils import checkpoint_key, object_p
 from tensorflow.python.training.saving.saveable_object import SaveableObject, SaveSpec
 from tensorflow.python.training.saving.saveable_object_util import ResourceVariableSaveable, set_cpu0
 
+from psrun.errors import ConfigError, Problem
 from psrun.tf_internals.names import require
 from psrun.tf_internals.tracing import unconverted
 
@@ -278,7 +278,7 @@ def traced_saving(saver: TrackableSaver) -> Saving:
     """Traces the two parts of a save.
 
     Raises:
-      NotImplementedError: an object writes its own files, whenever it is asked to.
+      ConfigError: an object writes its own files, whenever it is asked to.
     """
     name = f"psrun-{secrets.token_hex(8)}"  # staging areas belong to a process, not to a program
     staged: list[_Staged] = []
@@ -312,9 +312,10 @@ def _values_by_task(saver: TrackableSaver) -> Iterator[tuple[str, list[tuple[str
     """The device of each task, the keys and slice specifications of its values, and the values."""
     serialized, _, own_savers, _ = saver._gather_serialized_tensors()
     if own_savers:
-        raise NotImplementedError(f"objects with a saver of their own cannot be saved: {', '.join(own_savers)}")
-    by_task = MultiDeviceSaver(serialized)._get_shards_by_task(CheckpointOptions().experimental_sharding_callback)
-    for task, shards in by_task:
+        message = f"does not support objects with a saver of their own: {', '.join(own_savers)}; set checkpoint=none"
+        raise ConfigError([Problem("checkpoint", message)])
+    callback = tf.train.CheckpointOptions().experimental_sharding_callback
+    for task, shards in MultiDeviceSaver(serialized)._get_shards_by_task(callback):
         slices = []
         tensors = []
         for shard in shards:

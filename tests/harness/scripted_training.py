@@ -112,7 +112,7 @@ class _Checkpoints:
         training.moment(f"saved {step}")
 
         def write() -> list[int]:
-            time.sleep(training.write_s)
+            time.sleep(training.write_s)  # a slow disk: what does not wait for the checkpoint finds nothing
             training.written.append(step)
             return sorted(training.saved, reverse=True)
 

@@ -14,12 +14,14 @@ import tensorflow as tf
 import tf_keras
 from bounds import BOUND_S
 from support import write_values
+from tensorflow.python.saved_model import registration
 
 from psrun.checkpoint.checkpoints import logical_checkpoint
 from psrun.checkpoint.storage import Position, Store
 from psrun.config.choices import EpochCheckpoints
-from psrun.errors import CheckpointError
+from psrun.errors import CheckpointError, ConfigError
 from psrun.optimizers import sparse
+from psrun.training import failures
 from psrun.training.checkpointing import CheckpointSchedule, Machine, lack_of_memory
 
 pytestmark = pytest.mark.tensorflow
@@ -91,6 +93,27 @@ def test_values_that_were_not_written_are_replaced(tmp_path):
     saving.write(str(tmp_path / "second"))
     write_values(checkpoint, str(tmp_path / "present"))
     assert files(tmp_path / "second") == files(tmp_path / "present")
+
+
+class OwnFiles(tf_keras.layers.Layer):
+    """Writes its own files."""
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        return inputs
+
+
+def test_an_object_that_writes_its_own_files_is_refused():
+    registration.register_tf_checkpoint_saver(
+        name="OwnFiles",
+        predicate=lambda each: isinstance(each, OwnFiles),
+        save_fn=lambda trackables, prefix: [],
+        restore_fn=lambda trackables, prefix: None,
+    )
+    inputs = tf_keras.Input([1])
+    made = tf_keras.Model(inputs, OwnFiles()(tf_keras.layers.Dense(1)(inputs)))
+    message = r"^checkpoint: does not support objects .*OwnFiles; set checkpoint="
+    with pytest.raises(ConfigError, match=message), failures.named(lambda: None, lambda: None, lambda: None):
+        logical_checkpoint(made).saving()
 
 
 # -- the schedule
