@@ -229,14 +229,11 @@ class Stack:
         flat = []
         dtypes = {ids[place.feature].dtype for place in places}
         for place in places:
-            tensor = ids[place.feature]
-            width = tensor.shape[1:].num_elements()
-            wide += [place] * width
-            if tensor.shape.rank != 2:
-                tensor = tf.reshape(tensor, [-1, width])
+            matrix = lookup.as_matrix(ids[place.feature])
+            wide += [place] * matrix.shape[1]
             if len(dtypes) > 1:
-                tensor = tf.cast(tensor, tf.int64)
-            flat.append(tensor)
+                matrix = tf.cast(matrix, tf.int64)
+            flat.append(matrix)
         # One operation for all columns, where there can be a thousand of them.
         whole = tf.cast(tf.concat(flat, 1), tf.int64)
         return tf.reshape(lookup.rows_of_columns(whole, wide, self.layout, self.oov, title), [-1])

@@ -466,6 +466,16 @@ def ragged(ids: Any) -> tf.RaggedTensor:
     return tf.RaggedTensor.from_uniform_row_length(tf.reshape(ids, [-1]), tf.shape(flat)[1], nrows=batch_size)
 
 
+def as_matrix(tensor: tf.Tensor) -> tf.Tensor:
+    """(batch, ...) as (batch, size). A matrix costs no operation: there can be a thousand of them."""
+    if tensor.shape.rank == 2:
+        return tensor
+    width = tensor.shape[1:].num_elements() if tensor.shape.rank else None
+    if width:
+        return tf.reshape(tensor, [-1, width])
+    return tf.reshape(tensor, [tf.shape(tensor)[0], -1])
+
+
 def values_of(ids: Any) -> tf.Tensor:
     """The ids of a batch: (n,)."""
     return ids.values if is_list(ids) else tf.reshape(ids, [-1])

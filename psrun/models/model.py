@@ -14,7 +14,7 @@ import tf_keras
 
 from psrun.data.source import DataSource, Feature
 from psrun.errors import ExportError
-from psrun.layers.lookup import is_list
+from psrun.layers.lookup import as_matrix, is_list
 from psrun.tf_internals.keras import reserve_layer_names
 from psrun.tf_internals.tracing import converted
 
@@ -236,9 +236,7 @@ class _Columns:
 
     def _side_by_side(self, tensors: Mapping[str, tf.Tensor], numbers: Sequence[int]) -> Iterator[tuple[str, Any]]:
         widths = [_width(tensor) for tensor in tensors.values()]
-        flat = []
-        for tensor, width in zip(tensors.values(), widths):
-            flat.append(tensor if tensor.shape.rank == 2 else tf.reshape(tensor, [-1, width]))
+        flat = [as_matrix(tensor) for tensor in tensors.values()]
         whole = self.transform(tf.concat(flat, 1), np.repeat(numbers, widths))
         for (name, tensor), part in zip(tensors.items(), tf.split(whole, widths, axis=1)):
             if tensor.shape.rank != 2:
@@ -578,12 +576,7 @@ class SideBySide(tf_keras.layers.Layer):
     """
 
     def call(self, inputs: Sequence[tf.Tensor]) -> tf.Tensor:
-        flat = []
-        for tensor in inputs:
-            if tensor.shape.rank != 2:
-                tensor = tf.reshape(tensor, [-1, tensor.shape[1:].num_elements()])
-            flat.append(tensor)
-        return tf.concat(flat, 1)
+        return tf.concat([as_matrix(tensor) for tensor in inputs], 1)
 
 
 def is_ragged(tensor: Any) -> bool:

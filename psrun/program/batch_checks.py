@@ -420,7 +420,7 @@ class BatchChecks:
             if value is None or not value.dtype.is_floating or feature.nullable:
                 continue
             if isinstance(value, tf.Tensor):
-                columns[name] = _as_matrix(value)
+                columns[name] = lookup.as_matrix(value)
             else:
                 values, rows = _values_of_lists(value)
                 yield self._required(values, tf.math.is_finite, f"the feature {name} is {{0}} {place}", place, rows)
@@ -579,11 +579,6 @@ def _all(requirements: Sequence[_Requirement]) -> list[tf.Operation]:
         return tf.constant(False)
 
     return [tf.cond(are_met, lambda: tf.constant(True), refused).op]
-
-
-def _as_matrix(values: tf.Tensor) -> tf.Tensor:
-    """The values of a feature: (batch, size)."""
-    return values if values.shape.rank == 2 else tf.reshape(values, [tf.shape(values)[0], -1])
 
 
 def _widths(columns: Iterable[tf.Tensor]) -> list[Any]:
