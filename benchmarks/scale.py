@@ -1,7 +1,7 @@
 """How far one coordinator goes: TensorFlow's own, with workers that only wait as long as their steps would take.
 
     python benchmarks/scale.py [--workers N ...] [--waits S ...] [--seconds S] [--repetitions N] [--experiment NAME]
-                               [--json FILE]
+                               [--many N ...] [--json FILE]
 
 A process for each number of workers, which are servers inside it. First closures that have nothing to do, as many a
 second as there can be, then closures that wait (a sleep in Python, which takes no core) as several packed steps would:
@@ -9,6 +9,9 @@ what share of those that the workers could do is done. What follows is reckoned 
 the servers' part of it included, which other programs on the machine change least. A parameter server in a process of
 its own sends a large variable to a worker, over the loopback interface. `mode=plan` tells the bytes of a step of an
 experiment. Together they show what more workers need than there are here: see docs/explanation/measurements.md.
+
+With `--many`, it also measures the chief alone, in every consistency mode: TensorFlow's own threads of workers, which
+sleep instead of calling a server (tests/harness/fake_workers.py). The start is counted, too.
 """
 
 from __future__ import annotations
@@ -34,6 +37,8 @@ WAITS_S = (0.1, 0.5)
 WANTED = (64, 256, 1024)
 STEPS_S = (0.005, 0.02, 0.1)
 _OF_STEPS = ("workers", *(f"steps of {1000 * step_s:g} ms" for step_s in STEPS_S))
+MANY = (16, 64, 256, 1024)
+_SLEEP_S = 0.5
 LOAD = 0.5  # how busy the coordinator may be: Python's lock lets it use one core
 Rates = dict[int, dict[str, list[Any]]]  # of each process that was timed, by workers and wait, as of `timed`
 _MESSAGE_BYTES = 16 * 2**20
@@ -87,6 +92,42 @@ def timed(workers: int, waits_s: Sequence[float], seconds: float) -> dict[str, R
         took_s, cpu_s = time.monotonic() - began_s, time.process_time() - cpu_s
         rates[str(wait_s)] = Rate(count / took_s, cpu_s / count)
     return rates
+
+
+def modes() -> dict[str, Any]:
+    """The modes whose chiefs are compared, by name: a choice each."""
+    from psrun.config import choices
+
+    return {
+        "async": choices.Asynchronous("async"),
+        "ssp": choices.StaleSynchronous("ssp", staleness=4),
+        "sync": choices.Synchronous("sync", backup_workers=0, min_workers=None),
+        "gba": choices.GlobalBatch("gba", gradients=None, tolerance=4, decay=1.0),
+    }
+
+
+def chief(workers: int, mode: str, seconds: float) -> Rate:
+    """What the closures of a mode take of this process, which has no servers."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "harness"))
+    from fake_workers import Workers
+
+    from psrun.closures.scheduling import AsynchronousClosures, QueuedClosures
+
+    choice = modes()[mode]
+    began_s, cpu_s = time.monotonic(), time.process_time()
+    cluster: Any = Workers(workers, lambda worker: time.sleep(_SLEEP_S))
+    closures: Any = (QueuedClosures if choice.averages else AsynchronousClosures)(cluster, choice)
+    count = 0
+    while time.monotonic() - began_s < seconds or count < 4 * workers:
+        if choice.averages:
+            closures.deal(None, lambda gradient: closures.schedule_gradient(None, (), gradient), together=False)
+            count += len(closures.next_update().numbers)
+            closures.applied()
+        else:
+            closures.schedule(None, ())
+            count += 1
+    took_s, cpu_s = time.monotonic() - began_s, time.process_time() - cpu_s
+    return Rate(count / took_s, cpu_s / count)
 
 
 def bandwidth(reads: int) -> float:
@@ -172,6 +213,30 @@ def show(rates: Rates, waits_s: Sequence[float], console: Console) -> None:
     console.print(table)
 
 
+def measured_chiefs(options: argparse.Namespace) -> dict[str, dict[int, list[Any]]]:
+    """The rates of each mode by the number of workers."""
+    chiefs: dict[str, dict[int, list[Any]]] = {mode: {n: [] for n in options.many} for mode in modes()}
+    for workers in options.many:
+        for turn in in_turns(list(chiefs), options.repetitions):
+            for mode in turn:
+                arguments = ["--many", str(workers), "--mode", mode, "--seconds", str(options.seconds)]
+                chiefs[mode][workers].append(in_a_process("chief", *arguments))
+    return chiefs
+
+
+def show_chiefs(rates: dict[str, dict[int, list[Any]]], console: Console) -> None:
+    """Prints the processor time of a closure in each mode, and how many times as long as with `async` it is."""
+    console.print("\nprocessor ms of the chief per closure, start included; divided by that of async in the same round")
+    table = Table("mode", *(f"{workers:,} workers" for workers in rates["async"]), box=None, pad_edge=False)
+    for mode, by_workers in rates.items():
+        cells = []
+        for workers, measured in by_workers.items():
+            ratios = [one[1] / other[1] for one, other in zip(measured, rates["async"][workers])]
+            cells.append(f"{1000 * statistics.median(one[1] for one in measured):.2f}  x {Summary.of(ratios).text(2)}")
+        table.add_row(mode, *cells)
+    console.print(table)
+
+
 def show_bandwidth(bytes_per_s: float, traffic: dict[str, float], name: str, console: Console) -> None:
     moved = max(traffic["read_bytes"], traffic["pushed_bytes"])
     traffic_text = f"a step of {name} reads {traffic['read_bytes']:,} bytes and pushes {traffic['pushed_bytes']:,}"
@@ -184,23 +249,33 @@ def show_bandwidth(bytes_per_s: float, traffic: dict[str, float], name: str, con
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workers", type=int, nargs="+", default=WORKERS)
+    parser.add_argument("--workers", type=int, nargs="*", default=WORKERS)
     parser.add_argument("--waits", type=float, nargs="+", default=WAITS_S, metavar="S", help="of a closure")
     parser.add_argument("--seconds", type=float, default=5.0, help="for each that is timed")
     parser.add_argument("--repetitions", type=int, default=3, help="processes for each number of workers")
     parser.add_argument("--experiment", default="dlrm", help="whose bytes a step are counted")
     parser.add_argument("--json", type=Path, help="file for every measurement")
-    parser.add_argument("--part", choices=("rates", "bandwidth"), help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--many", type=int, nargs="*", default=MANY, metavar="N", help="workers of a chief without servers"
+    )
+    parser.add_argument("--part", choices=("rates", "bandwidth", "chief"), help=argparse.SUPPRESS)
+    parser.add_argument("--mode", default="async", help=argparse.SUPPRESS)
     parser.add_argument("--report", type=Path, help=argparse.SUPPRESS)  # the process that is timed writes it
     options = parser.parse_args()
     if options.part:
         parts: dict[str, Callable[[], Any]] = {
             "rates": lambda: timed(options.workers[0], options.waits, options.seconds),
             "bandwidth": lambda: bandwidth(50),
+            "chief": lambda: chief(options.many[0], options.mode, options.seconds),
         }
         options.report.write_text(json.dumps(parts[options.part]()), encoding="utf-8")
         end_at_once()
     console = Console(highlight=False, width=120)
+    chiefs = measured_chiefs(options)
+    if options.many:
+        show_chiefs(chiefs, console)
+    if not options.workers:
+        return
     traffic = planned(options.experiment)
     rates: Rates = {n: {str(s): [] for s in (0.0, *options.waits)} for n in options.workers}
     bandwidths: list[float] = []
@@ -214,7 +289,7 @@ def main() -> None:
     show(rates, options.waits, console)
     show_bandwidth(statistics.median(bandwidths), traffic, options.experiment, console)
     if options.json:
-        report = {"rates": rates, "sent_bytes_per_s": bandwidths, "bytes_per_step": traffic}
+        report = {"chiefs": chiefs, "rates": rates, "sent_bytes_per_s": bandwidths, "bytes_per_step": traffic}
         options.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
 
 

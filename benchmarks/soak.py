@@ -48,7 +48,11 @@ MODES = {
     "ssp": ("consistency=ssp", "consistency.staleness=2"),
     "bounded_delay": ("consistency=bounded_delay", "consistency.max_delay=6"),
     "sync": ("consistency=sync",),
+    "gba": ("consistency=gba", "consistency.tolerance=2"),
+    "k_async": ("consistency=k_async", "consistency.gradients=2"),
+    "hybrid": ("consistency=hybrid", "consistency.tolerance=2"),
 }
+_GRADIENTS = {"sync": 2, "gba": 2, "k_async": 2, "hybrid": 2}  # of an update; of all other modes one
 _FAULTS = ("worker-0", "worker-1", "worker-0", "worker-1", "ps-0", "ps-1", "chief-0", "SIGINT")
 _FORK_SERVER_FAULTS = {"fork-server killed": signal.SIGKILL, "fork-server stopped": signal.SIGSTOP}
 _PER_RUN = 8
@@ -159,7 +163,7 @@ def _problems(root: Path, mode: str, faults: Sequence[str], draw: random.Random)
         "cluster.restart.budget=60", "cluster.restart.max_backoff_s=1", "checkpoint.every_steps=50", *MODES[mode],
         examples=_EXAMPLES, batch=_BATCH,
     )  # fmt: skip
-    gradients = 2 if mode == "sync" else 1  # of an update
+    gradients = _GRADIENTS.get(mode, 1)
     losses = []
     last_step = int(0.9 * _STEPS * _EPOCHS / gradients)
     root.mkdir(parents=True)
@@ -193,7 +197,8 @@ def _problems(root: Path, mode: str, faults: Sequence[str], draw: random.Random)
         cluster.close()
     if code:
         return [f"exit code {code}: {cluster.stderr[-2000:]}"]
-    problems = counting.wrong(folder / "checkpoints", epochs=_EPOCHS, gradients=gradients)
+    of_rows = 1 if mode == "hybrid" else gradients
+    problems = counting.wrong(folder / "checkpoints", epochs=_EPOCHS, gradients=gradients, of_rows=of_rows)
     steps = cluster.result["steps"]
     problems += [f"left: {left}"] if left or (folder / ".tasks").exists() else []
     rows = [row["task"] for row in cluster.result["recoveries"]]

@@ -56,6 +56,7 @@ class Position:
       batch: the number of the next batch, if batches are numbered.
       batches_per_step: the number of batches that an update was computed from.
       again: the numbers of earlier batches that were not applied.
+      partly: some of these numbers: the rows of tables are updated, and the dense weights are not.
       order: the geometry of numbered batches: examples, batch size and block; None otherwise.
     """
 
@@ -66,6 +67,7 @@ class Position:
     batch: int = 0
     order: Sequence[int] | None = None
     again: Sequence[int] = field(default_factory=list)  # as JSON has it
+    partly: Sequence[int] = field(default_factory=list)
     batches_per_step: int = 1
 
 

@@ -32,10 +32,12 @@ class NextBatches(NamedTuple):
     Attributes:
       first: the number of the first batch that was never dealt.
       again: sorted numbers of earlier batches that were not applied; they are read first.
+      partly: some of these numbers: the rows of tables are updated, and the dense weights are not.
     """
 
     first: int
     again: tuple[int, ...] = ()
+    partly: tuple[int, ...] = ()
 
 
 class Stream:
@@ -79,8 +81,16 @@ class Stream:
         """The inputs of a closure that leaves out the first steps of the one with `inputs`."""
         return inputs
 
-    def deal_again(self, inputs: Sequence[Inputs]) -> None:
-        """Takes back the inputs of closures of one step that were not applied."""
+    def deal_again(self, inputs: Sequence[Inputs], *, partly: bool = False) -> None:
+        """Takes back the inputs of closures of one step that were not applied.
+
+        Args:
+          partly: they have updated the rows of tables.
+        """
+
+    def is_partly_applied(self, inputs: Inputs) -> bool:
+        """Whether a closure of one step has updated the rows of its batch before."""
+        return False
 
     def begin(self, num_steps: tf.Tensor | int, inputs: Inputs) -> None:
         """Call in the closure, before any step."""
@@ -115,6 +125,7 @@ class DealtInput(Stream):
         self._again = begin.again
         self._next_place = 0
         self._returned: list[int] = []  # places, a heap
+        self._partly = {place for place, number in enumerate(begin.again) if number in begin.partly}
         self._name = f"psrun-{uuid.uuid4().hex}"  # workers outlive a chief and keep its queue
 
     def inputs(self) -> dict[str, tf.TensorSpec]:
@@ -130,21 +141,28 @@ class DealtInput(Stream):
     def later(self, inputs: Inputs, num_steps: int) -> Inputs:
         return {"place": inputs["place"] + num_steps}
 
-    def deal_again(self, inputs: Sequence[Inputs]) -> None:
+    def deal_again(self, inputs: Sequence[Inputs], *, partly: bool = False) -> None:
         for each in inputs:
-            heapq.heappush(self._returned, int(each["place"]))
+            place = int(each["place"])
+            heapq.heappush(self._returned, place)
+            if partly:
+                self._partly.add(place)
+
+    def is_partly_applied(self, inputs: Inputs) -> bool:
+        return int(inputs["place"]) in self._partly
 
     def position(self) -> NextBatches:
         """The batches that were not dealt yet, or not applied."""
         num_again = len(self._again)
-        again = list(self._again[self._next_place :])
-        for place in self._returned:
-            if place < num_again:
-                again.append(self._again[place])
-            else:
-                again.append(self._first + place - num_again)
+        again: list[int] = []
+        partly: list[int] = []
+        for place in [*range(self._next_place, num_again), *self._returned]:
+            number = self._again[place] if place < num_again else self._first + place - num_again
+            again.append(number)
+            if place in self._partly:
+                partly.append(number)
         num_dealt = max(0, self._next_place - num_again)
-        return NextBatches(self._first + num_dealt, tuple(sorted(again)))
+        return NextBatches(self._first + num_dealt, tuple(sorted(again)), tuple(sorted(partly)))
 
     def _number(self, place: tf.Tensor) -> tf.Tensor:
         """The number of the batch at a place."""
@@ -216,7 +234,10 @@ class TrainingInput:
         """The next batches, if batches are numbered, after `scheduled` steps of this process."""
         if self._dealt is not None:
             return self._dealt.position()
-        return NextBatches(self._start.batch + scheduled, tuple(self._start.again))
+        again, partly = tuple(self._start.again), tuple(self._start.partly)
+        if not self._program.config.consistency.updates_rows:  # rows are updated once
+            again, partly = tuple(number for number in again if number not in partly), ()
+        return NextBatches(self._start.batch + scheduled, again, partly)
 
     def on_workers(self, scheduled: int) -> Stream:
         """The input of the steps on workers, after `scheduled` steps."""

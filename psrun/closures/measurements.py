@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -48,7 +49,7 @@ class StalenessMeter:
         self._num_workers = num_workers
         self._applied: Any = None
         self._counts: Any = None
-        self._num_averaged = 0
+        self._of_averaged: Counter[int] = Counter()
 
     def place(self, device: str) -> None:
         """Creates the counters on a parameter server, unless they exist. Call outside of functions."""
@@ -90,24 +91,27 @@ class StalenessMeter:
         """Counts an update. One operation reads and adds: no two updates get the same number."""
         return tf.raw_ops.ResourceCountUpTo(resource=self._applied.handle, limit=_MOST_UPDATES, T=tf.int32)
 
-    def count_averaged(self) -> None:
-        """Counts an update that the chief applies from gradients at the present weights; call outside of functions."""
-        self._num_averaged += 1
+    def count_averaged(self, ages: Sequence[int]) -> None:
+        """Counts an update that the chief applies, as old as the oldest of its gradients; call outside of functions.
+
+        Args:
+          ages: the staleness of the gradients.
+        """
+        self._of_averaged[min(max(ages), LONGEST)] += 1
 
     def take(self) -> dict[str, Histogram]:
         """The histograms by task since the last call; call when all steps are joined.
 
         Updates of averaged gradients belong to no single worker: they are counted for `chief-0`.
         """
-        if self._num_averaged:
-            num_averaged = self._num_averaged
-            self._num_averaged = 0
-            return {"chief-0": {0: num_averaged}}
+        histograms: dict[str, Histogram] = {}
+        if self._of_averaged:
+            histograms["chief-0"] = dict(sorted(self._of_averaged.items()))
+            self._of_averaged.clear()
         if self._applied is None:
-            return {}
+            return histograms
         counts = self._counts.numpy().reshape(self._num_workers, LONGEST + 1)
         self._counts.assign(tf.zeros_like(self._counts))
-        histograms: dict[str, Histogram] = {}
         for index, row in enumerate(counts):
             if row.any():
                 histogram = {int(staleness): int(row[staleness]) for staleness in row.nonzero()[0]}

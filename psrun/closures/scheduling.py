@@ -1,22 +1,23 @@
-"""Schedules steps on workers: asynchronously, several in one closure, or in rounds that are applied
-at once.
+"""Schedules steps on workers: asynchronously, several in one closure, or as updates from the gradients of several
+closures.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
-from psrun.closures.server_updates import AppliedSteps, Execution, GradientRounds
-from psrun.closures.stage import Inputs
+from psrun.closures.rules import Dropped, Gradient, GradientRule, Update
+from psrun.closures.server_updates import AppliedSteps, Execution, GradientQueue
+from psrun.closures.stage import Inputs, Stage
 from psrun.closures.stages import Closure
-from psrun.closures.training_closures import InFlightClosures, Packed, StepKind, TrainingClosures
+from psrun.closures.training_closures import InFlightClosures, Packed, StepKind, Steps, TrainingClosures
 from psrun.cluster.strategy import Distribution
 from psrun.config import choices
 from psrun.tf_internals.coordinator import Again
@@ -324,173 +325,201 @@ def length_for(step_s: float, steps_per_epoch: int, num_workers: int) -> int:
     then divide an epoch evenly.
     """
     closure_s = max(_CLOSURE_S, _CLOSURE_PER_WORKER_S * num_workers)
-    most = min(max(1, round(closure_s / max(step_s, 1e-6))), _MOST_CHOSEN, steps_per_epoch)
+    most_chosen = round(_MOST_CHOSEN * closure_s / _CLOSURE_S)
+    most = min(max(1, round(closure_s / max(step_s, 1e-6))), most_chosen, steps_per_epoch)
     ten = choices.MAX_UNROLLED_STEPS
     possible = [*range(1, min(most, ten) + 1), *range(2 * ten, most + 1, ten)]
     even = [n for n in possible if steps_per_epoch % n == 0 and 2 * n > possible[-1]]
     return max(even or possible)
 
 
-@dataclass(frozen=True)
-class Slot:
-    """One gradient of a round: the mark of its closure."""
-
-    round: int
-    index: int
-
-
-class UpdateRounds:
-    """The rule by which workers take the closures of rounds, for `tf_internals.closure_queue`.
-
-    Each live worker computes one gradient of a round. If there are more closures than live workers, because workers
-    were lost, those that have computed one take another.
-
-    Attributes:
-      number: of the current round.
-      done: the slots of the round that are done, with the workers, in the order in which they were done.
-      dropped: how many gradients came too late, by worker.
-    """
-
-    def __init__(self, num_workers: int) -> None:
-        self.number = 0
-        self.done: dict[int, int] = {}
-        self.dropped: Counter[int] = Counter()
-        self._live = set(range(num_workers))
-        self._took: dict[int, int] = {}  # the last round of each worker
-        self._chosen: set[int] | None = None
-
-    @property
-    def num_live(self) -> int:
-        return len(self._live)
-
-    def begin(self) -> None:
-        """Begins the next round."""
-        self.number += 1
-        self.done = {}
-        self._chosen = None
-
-    def choose_first(self, num_chosen: int) -> list[int]:
-        """The first slots of the round that were done, sorted; the others are late from now on."""
-        in_order = list(self.done)
-        chosen = in_order[:num_chosen]
-        self._chosen = set(chosen)
-        self.dropped.update(self.done[slot] for slot in in_order[num_chosen:])
-        return sorted(chosen)
-
-    def choose(self, worker: int, queued: Sequence[Any]) -> int | None:
-        num_waiting = sum(mark is not None for mark in queued)
-        for place, mark in enumerate(queued):
-            if mark is None:
-                return place
-            if self._may_take(worker, num_waiting):
-                # Gradients are summed in the order of the slots: with slots of their own, workers give equal sums in
-                # each run, whichever is the fastest.
-                own = _place_of_slot(worker, queued)
-                return place if own is None else own
-        return None
-
-    def _may_take(self, worker: int, num_waiting: int) -> bool:
-        others = sum(self._took.get(each) != self.number for each in self._live)
-        may = self._took.get(worker) != self.number or num_waiting > others
-        if may:
-            self._took[worker] = self.number
-        return may
-
-    def finished(self, worker: int, mark: Slot) -> None:
-        if mark.round == self.number and self._chosen is None:
-            self.done.setdefault(mark.index, worker)
-        else:
-            self.dropped[worker] += 1
-
-    def left(self, worker: int) -> None:
-        self._live.discard(worker)
-
-    def returned(self, worker: int) -> None:
-        self._live.add(worker)
-
-    def is_over(self, mark: Slot) -> bool:
-        return mark.round < self.number or self._chosen is not None
-
-
-def _place_of_slot(index: int, queued: Sequence[Any]) -> int | None:
-    """The place in the queue of the closure of a slot; None if it is not there."""
-    for place, mark in enumerate(queued):
-        if mark is not None and mark.index == index:
-            return place
-    return None
-
-
-class RoundClosures(TrainingClosures):
-    """The closures of rounds."""
+class QueuedClosures(TrainingClosures):
+    """The closures of modes in which the gradients of several batches make an update."""
 
     def __init__(self, distribution: Distribution, consistency: choices.ConsistencyChoice) -> None:
-        self._rounds = UpdateRounds(distribution.num_workers)
-        super().__init__(distribution, consistency, self._rounds)
-        self._most = consistency.gradients_per_update(distribution.num_workers)
-        self._least = self._most if consistency.min_workers is None else consistency.min_workers
+        queue = consistency.queue
+        self._rule = GradientRule(
+            distribution.num_workers,
+            queue.gradients_per_update(distribution.num_workers),
+            least=queue.min_workers,
+            tolerance=queue.tolerance,
+            decay=queue.decay,
+            waits=queue.waits,
+            updates_rows=consistency.updates_rows,
+        )
+        super().__init__(distribution, consistency, self._rule)
+        self._only_dense = consistency.updates_rows
+        self._decays = queue.decay < 1
+        self._last: QueuedSteps | None = None
         self._num_averaged = 0
+        self._weight = 0.0
 
-    def steps(self, kind: StepKind) -> SynchronousSteps:
+    def steps(self, kind: StepKind) -> QueuedSteps:
         kind.on_packed(Packed(1))
-        rounds = GradientRounds(kind.program)
-        closure = kind.closure([rounds, *self.stages(kind.program)])
+        queue = GradientQueue(kind.program, has_weights=self._decays, only_dense=self._only_dense)
+        stages: list[Stage] = [queue, *self.stages(kind.program)]
+        rows: RowUpdates | None = None
+        if self._only_dense:
+            applied = AppliedSteps(kind.program, self._rule.most_pending, is_plain=kind.is_plain, runs_whole=True)
+            stages.append(applied)
+            rows = RowUpdates(applied)
+        closure = kind.closure(stages)
         function = closure.trace(1, num_steps=1)
-        return SynchronousSteps(kind, self, closure, function, rounds.apply_function())
+        return QueuedSteps(kind, self, closure, function, queue.apply_function(), rows)
 
     @property
     def num_live(self) -> int:
         """The number of workers that are not lost."""
-        return self._rounds.num_live
+        return self._rule.num_live
 
-    def begin_round(self) -> tuple[int, int, int]:
-        """Begins a round; returns its number, how many gradients make an update, and how many to compute.
+    @property
+    def num_averaged(self) -> int:
+        """How many gradients make the next update."""
+        return self._rule.num_averaged
 
-        With fewer live workers than an update has gradients, it has fewer, but not fewer than `min_workers`.
+    def begin(self, steps: QueuedSteps) -> None:
+        """Call before steps of a kind are scheduled: gradients of another kind are no part of their updates."""
+        if self._last is not None and self._last is not steps:
+            self._last.drop()
+        self._last = steps
+
+    def deal(self, steps_left: int | None, schedule: Callable[[Gradient], None], *, together: bool) -> None:
+        """Schedules the closures of the gradients to compute from now on.
+
+        Args:
+          steps_left: as in `StepKind`.
+          schedule: schedules the closure of a gradient, by `schedule_gradient`.
+          together: whether workers take them when all of them are scheduled, so that each worker finds its own.
         """
         with self._queue.locked():
-            self._rounds.begin()
-            live = self._rounds.num_live
-            num_averaged = max(self._least, min(self._most, live))
-            return self._rounds.number, num_averaged, max(num_averaged, live)
+            gradients = self._rule.deal(steps_left)
+        with self._queue.together() if together else contextlib.nullcontext():
+            for gradient in gradients:
+                schedule(gradient)
 
-    def schedule_slot(self, function: Any, arguments: Sequence[Any], slot: Slot) -> Any:
-        """Schedules the closure of a slot of the current round; raises as `schedule`."""
-        with self._queue.marking(slot):
+    def schedule_gradient(
+        self,
+        function: Any,
+        arguments: Sequence[Any],
+        gradient: Gradient,
+        again: Callable[[], Again | None] | None = None,
+    ) -> Any:
+        """Schedules the closure of a gradient; the arguments and errors of `schedule`."""
+        with self._queue.marking(gradient, again):
             return self._coordinator.schedule(function, args=tuple(arguments))
 
-    def first(self, num_averaged: int) -> list[int]:
-        """Waits for so many slots of the current round, and ends it; returns those slots, sorted.
+    def next_update(self) -> Update:
+        """Waits for the gradients of the next update, and drops the gradients that are too late then.
 
         Raises:
           tf.errors.OpError: a closure failed.
         """
-        if not self._queue.wait_for(lambda: len(self._rounds.done) >= num_averaged):
+        if not self._queue.wait_for(self._rule.is_due):
             self._coordinator.join()
             raise AssertionError("a closure failed without an error")
         with self._queue.locked():
-            chosen = self._rounds.choose_first(num_averaged)
+            update = self._rule.take()
+        if update.late:
+            self._queue.drop_what_is_over()
+        self._num_averaged += len(update.numbers)
+        self._weight += sum(update.weights)
+        return update
+
+    def applied(self) -> None:
+        """Call when an update is applied."""
+        with self._queue.locked():
+            self._rule.applied()
+
+    def drop(self) -> list[Dropped]:
+        """Drops gradients that are not applied yet, and returns them, as `GradientRule.drop`."""
+        with self._queue.locked():
+            dropped = self._rule.drop()
         self._queue.drop_what_is_over()
-        self._num_averaged += num_averaged
-        return chosen
+        return dropped
 
     def facts(self) -> dict[str, Any]:
-        """Also `gradients_applied`, and `updates_dropped`: how many gradients of each worker came too late."""
-        dropped = self.by_worker(self._rounds.dropped, 0)
-        return {**super().facts(), "gradients_applied": self._num_averaged, "updates_dropped": dropped}
+        """Also `gradients_applied`, `updates_dropped`: how many gradients of each worker were dropped, and `weight`:
+        the mean weight of the applied gradients, if it depends on their age.
+        """
+        dropped = self.by_worker(self._rule.dropped, 0)
+        facts = {**super().facts(), "gradients_applied": self._num_averaged, "updates_dropped": dropped}
+        if self._decays and self._num_averaged:
+            facts["weight"] = round(self._weight / self._num_averaged, 4)
+        return facts
 
 
-class SynchronousSteps:
-    """Schedules synchronous steps, one in a closure; an update is applied before the next step.
+class RowUpdates:
+    """The rows that closures update themselves, where only dense gradients wait for each other."""
+
+    def __init__(self, applied: AppliedSteps) -> None:
+        self._applied = applied
+
+    def claim(self, *, have_applied: bool) -> Execution:
+        """An execution of one step.
+
+        Args:
+          have_applied: whether all servers have updated the rows of its batch before.
+        """
+        return self._applied.claim(1, () if have_applied else None)
+
+    def inputs(self, execution: Execution, have_applied: Collection[int]) -> Inputs:
+        """The inputs of a closure, some of whose servers have updated the rows."""
+        servers = range(len(self._applied.servers))
+        return {
+            "counts": tf.constant(execution.slot, tf.int32),
+            "have_applied": tf.constant([task in have_applied for task in servers]),
+        }
+
+    @property
+    def servers(self) -> Collection[int]:
+        """All parameter servers."""
+        return self._applied.servers
+
+    def remaining(self, execution: Execution) -> Inputs | None:
+        """The inputs of the closure of a lost worker, which runs again; None if a parameter server is lost, too."""
+        try:
+            done = self._applied.done(execution, _SLOW_STEP_S)
+        except tf.errors.OpError:
+            return None  # which ends the attempt
+        return self.inputs(execution, frozenset(task for task, number in done.items() if number))
+
+
+@dataclass(frozen=True)
+class _Pending:
+    """A gradient that is not applied yet.
+
+    Attributes:
+      scheduled: the remote value of its closure.
+      execution: of the rows that its closure updates itself.
+    """
+
+    batch: Inputs
+    scheduled: Any
+    execution: Execution | None = None
+
+
+class QueuedSteps:
+    """Schedules steps that are one update each, of the gradients of several closures.
 
     Args:
-      function: the closure, traced; it pushes the gradients of a slot.
-      apply: `GradientRounds.apply_function`.
+      function: the closure, traced; it pushes a gradient.
+      apply: `GradientQueue.apply_function`.
+      rows: the rows that closures update themselves; None if an update has all variables.
 
     Attributes:
       num_steps, logs: as in `Steps`.
     """
 
-    def __init__(self, kind: StepKind, closures: RoundClosures, closure: Closure, function: Any, apply: Any) -> None:
+    def __init__(
+        self,
+        kind: StepKind,
+        closures: QueuedClosures,
+        closure: Closure,
+        function: Any,
+        apply: Any,
+        rows: RowUpdates | None = None,
+    ) -> None:
+        self._rows = rows
         self._kind = kind
         self._closures = closures
         self._closure = closure
@@ -498,42 +527,175 @@ class SynchronousSteps:
         self._apply = apply
         self._feed = kind.feed
         self._num_averaged = kind.program.gradients_per_update
+        self._pending: dict[int, _Pending] = {}  # by number
         self.num_steps = 1
         self.logs: Any = kind.logs
 
     def schedule(self, most: int) -> int:
-        """Computes and applies one update; returns 1, the number of its steps.
+        """Applies one update; returns 1, the number of its steps. Gradients of later updates may be on their way.
 
         Raises:
           tf.errors.OpError: a step failed.
         """
-        number, num_averaged, num_slots = self._closures.begin_round()
-        if num_averaged != self._num_averaged:
-            self._kind.warn(f"gradients per update: {num_averaged} instead of {self._num_averaged}; "
-                            f"live workers: {self._closures.num_live}")  # fmt: skip
-            self._num_averaged = num_averaged
-        if self._feed.is_dealt and self._kind.ends_epoch():
-            num_slots = num_averaged  # so that every batch of the epoch is applied in it
-        batches = []
-        scheduled = []
-        for index in range(num_slots):
-            batch = self._feed.deal(1)
-            batches.append(batch)
-            scheduled.append(self._schedule_slot(Slot(number, index), batch))
-        chosen = self._closures.first(num_averaged)
-        self._feed.deal_again([batch for index, batch in enumerate(batches) if index not in chosen])
-        self._apply(tf.constant(number, tf.int64), tf.constant(chosen, tf.int64))
-        self._kind.meter.count_averaged()
+        self._closures.begin(self)
+        self._closures.deal(self._kind.steps_left(), self._schedule_gradient, together=not self._feed.is_dealt)
+        self._warn()
+        update = self._closures.next_update()
+        self._deal_again(update.late)
+        numbers, kept = tf.constant(update.numbers, tf.int64), tf.constant(update.kept, tf.int64)
+        self._apply(numbers, kept, tf.constant(update.weights, tf.float32))
+        self._closures.applied()
+        applied = [self._pending.pop(number) for number in update.numbers]
+        self._kind.meter.count_averaged(update.ages)
         if self._function.structured_outputs is not None:
-            self.logs = scheduled[chosen[-1]]
+            self.logs = applied[-1].scheduled
         return 1
 
-    def _schedule_slot(self, slot: Slot, batch: Inputs) -> Any:
-        place = {"round": tf.constant(slot.round, tf.int64), "slot": tf.constant(slot.index, tf.int64)}
-        measured = tf.constant(self._kind.profiler.wanted())
-        inputs = {"iterator": self._kind.iterator, "measured": measured, **batch, **place}
-        return self._closures.schedule_slot(self._function, self._closure.flat(inputs), slot)
+    def _warn(self) -> None:
+        num_averaged = self._closures.num_averaged
+        if num_averaged == self._num_averaged:
+            return
+        self._kind.warn(f"gradients per update: {num_averaged} instead of {self._num_averaged}; "
+                        f"live workers: {self._closures.num_live}")  # fmt: skip
+        self._num_averaged = num_averaged
+
+    def _schedule_gradient(self, gradient: Gradient) -> None:
+        batch = self._feed.deal(1)
+        if self._rows is None:
+            arguments = self._arguments(gradient, batch, {})
+            scheduled = self._closures.schedule_gradient(self._function, arguments, gradient)
+            self._pending[gradient.number] = _Pending(batch, scheduled)
+        else:
+            self._pending[gradient.number] = self._schedule_with_rows(self._rows, gradient, batch)
+
+    def _schedule_with_rows(self, rows: RowUpdates, gradient: Gradient, batch: Inputs) -> _Pending:
+        """Schedules a closure that updates rows, too."""
+        have_applied = self._feed.is_partly_applied(batch)
+        execution = rows.claim(have_applied=have_applied)
+
+        def again() -> Again | None:
+            """Pushes the gradient again; servers update the rows that they have not updated."""
+            remaining = None if have_applied else rows.remaining(execution)
+            if remaining is None:
+                return None
+            return Again(self._function, self._arguments(gradient, batch, remaining))
+
+        arguments = self._arguments(gradient, batch, rows.inputs(execution, rows.servers if have_applied else ()))
+        scheduled = self._closures.schedule_gradient(self._function, arguments, gradient, again)
+        execution.follow(scheduled)
+        return _Pending(batch, scheduled, execution)
+
+    def _arguments(self, gradient: Gradient, batch: Inputs, rows: Inputs) -> tuple[Any, ...]:
+        inputs = {
+            "iterator": self._kind.iterator,
+            "measured": tf.constant(self._kind.profiler.wanted()),
+            **batch,
+            **rows,
+            "gradient": tf.constant(gradient.number, tf.int64),
+        }
+        return self._closure.flat(inputs)
+
+    def _deal_again(self, gradients: Sequence[Dropped]) -> None:
+        """Other closures get the batches of dropped gradients."""
+        for gradient in gradients:
+            pending = self._pending.pop(gradient.number)
+            has_updated_rows = self._feed.is_partly_applied(pending.batch)
+            if pending.execution is not None and gradient.was_taken:
+                has_updated_rows = True
+            elif pending.execution is not None:
+                pending.execution.num_steps = 0  # it does not run
+            self._feed.deal_again([pending.batch], partly=has_updated_rows)
+
+    def drop(self) -> None:
+        """Drops gradients that are not applied yet; their batches are dealt again."""
+        self._deal_again(self._closures.drop())
 
     def join(self) -> None:
-        """Waits for late gradients; raises as `schedule`."""
+        """Drops gradients that are not applied yet, and waits for closures; raises as `schedule`."""
+        self.drop()
         self._closures.join()
+
+
+class ScheduledClosures:
+    """The closures of the mode that holds at a step. All closures are joined before another mode begins.
+
+    The interface of `TrainingClosures` to a training.
+    """
+
+    def __init__(self, distribution: Distribution, consistency: choices.Scheduled) -> None:
+        self._distribution = distribution
+        self._modes = consistency.modes
+        self._begun = -1  # the step from which on the present mode holds
+        self._now: TrainingClosures | None = None
+        self._facts: dict[str, Any] = {}
+        self._kinds: list[ScheduledSteps] = []
+
+    def steps(self, kind: StepKind) -> ScheduledSteps:
+        steps = ScheduledSteps(kind, self)
+        self._kinds.append(steps)
+        return steps
+
+    def at(self, step: int) -> tuple[TrainingClosures, int | None]:
+        """The closures of a step, and the step from which on another mode holds, None if there is none."""
+        begun = max(first for first in self._modes if first <= step)
+        if begun != self._begun:
+            for steps in self._kinds:
+                steps.join()
+            self._facts = self.facts()
+            mode = self._modes[begun]
+            self._now = mode.load()(self._distribution, mode)
+            self._begun = begun
+        assert self._now is not None
+        return self._now, min((first for first in self._modes if first > step), default=None)
+
+    def facts(self) -> dict[str, Any]:
+        """The facts of all modes so far: of those with the same name, the last one's, and sums of what was counted."""
+        if self._now is None:
+            return {}
+        facts = dict(self._facts)
+        for name, value in self._now.facts().items():
+            before = facts.get(name)
+            if name in _COUNTED and isinstance(before, dict):
+                facts[name] = {task: before.get(task, 0) + number for task, number in value.items()}
+            elif name in _COUNTED and before is not None:
+                facts[name] = before + value
+            else:
+                facts[name] = value
+        return facts
+
+
+_COUNTED = ("cut_steps", "gradients_applied", "updates_dropped")
+
+
+class ScheduledSteps:
+    """Schedules the steps of a kind by the mode that holds at each of them."""
+
+    def __init__(self, kind: StepKind, closures: ScheduledClosures) -> None:
+        self._kind = kind
+        self._closures = closures
+        self._by_mode: tuple[TrainingClosures, Steps] | None = None
+
+    @property
+    def num_steps(self) -> int:
+        """As in `Steps`."""
+        return 1 if self._by_mode is None else self._by_mode[1].num_steps
+
+    @property
+    def logs(self) -> Any:
+        """As in `Steps`."""
+        return self._kind.logs if self._by_mode is None else self._by_mode[1].logs
+
+    def schedule(self, most: int) -> int:
+        """As in `Steps`."""
+        step = self._kind.num_scheduled()
+        closures, end = self._closures.at(step)
+        if self._by_mode is None or self._by_mode[0] is not closures:
+            self._by_mode = closures, closures.steps(self._kind)
+        if end is not None:
+            most = min(most, end - step)
+        return self._by_mode[1].schedule(most)
+
+    def join(self) -> None:
+        """Waits for all scheduled steps; raises as `schedule`."""
+        if self._by_mode is not None:
+            self._by_mode[1].join()

@@ -1,13 +1,12 @@
-"""How parameter servers apply the gradients of steps: step by step, each counted, or averaged in
-rounds.
+"""How parameter servers apply the gradients of steps: step by step, each counted, or several in one update.
 
 An execution of a lost worker runs again on another one. The counts tell where it goes on, so that
 no step is applied twice. A server counts a step behind its updates of this step, without a message:
 a step whose worker is lost before all servers have its gradients is applied by some of them. Such a
 step is cut; the others get it later.
 
-The gradients of a round wait in a queue of each parameter server until they are averaged and
-applied once.
+Gradients of which several make an update wait in a queue of each parameter server until they are averaged and applied
+once.
 """
 
 from __future__ import annotations
@@ -34,8 +33,10 @@ from psrun.tf_internals.tracing import operations
 # are read until they stay the same for this time, or for two steps if that is longer.
 _SETTLED_S = 0.5
 _MOST_READS = 20
-_READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VarHandleOp")
-_HEAD = 2  # the first values of an element: round and slot
+# Operations with a state that change no variable. Gradients that wait in a queue may be pushed twice.
+_NO_UPDATES = (
+    "FIFOQueueV2", "QueueEnqueueV2", "ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VarHandleOp",
+)  # fmt: skip
 
 
 @dataclass
@@ -83,10 +84,14 @@ class AppliedSteps(Stage):
     Args:
       most: maximum number of executions in flight.
       is_plain: whether the step is Keras' own, which updates outside of functions, branches and loops.
+      runs_whole: whether an execution of a lost worker runs again as a whole: servers that have applied it are an input
+        of the closure, and do not update rows of tables again.
     """
 
-    def __init__(self, program: Program, most: int, *, is_plain: bool) -> None:
+    def __init__(self, program: Program, most: int, *, is_plain: bool, runs_whole: bool = False) -> None:
         self._is_plain = is_plain
+        self._runs_whole = runs_whole
+        self._have_applied: Any = None
         self._uncounted: dict[int, int] = {}  # steps of a closure in which a server did not update yet
         self._counts: list[Any] = []
         with program.distribution.strategy.scope():
@@ -113,11 +118,15 @@ class AppliedSteps(Stage):
             self._skipped = ()
 
     def inputs(self) -> dict[str, tf.TensorSpec]:
-        """The slot of an execution's counts."""
-        return {"counts": tf.TensorSpec([], tf.int32)}
+        """The slot of an execution's counts, and the servers that have applied it already."""
+        specs = {"counts": tf.TensorSpec([], tf.int32)}
+        if self._runs_whole:
+            specs["have_applied"] = tf.TensorSpec([len(self._counts)], tf.bool)
+        return specs
 
     def begin(self, inputs: Inputs) -> None:
         self._slot = inputs["counts"]
+        self._have_applied = inputs.get("have_applied")
 
     def unrolled(self, num_steps: int) -> contextlib.AbstractContextManager[None]:
         self._uncounted = {}
@@ -158,7 +167,12 @@ class AppliedSteps(Stage):
             gated = iter(parts)
             for gradient, variable in own:
                 if isinstance(gradient, tf.IndexedSlices):
-                    gradient = tf.IndexedSlices(next(gated), next(gated), gradient.dense_shape)
+                    values, indices = next(gated), next(gated)
+                    if self._have_applied is not None:
+                        with tf.device(server):
+                            num_rows = tf.where(self._have_applied[_task(server)], 0, tf.shape(indices)[0])
+                            values, indices = values[:num_rows], indices[:num_rows]
+                    gradient = tf.IndexedSlices(values, indices, gradient.dense_shape)
                 else:
                     gradient = next(gated)
                 pairs.append((gradient, variable))
@@ -174,7 +188,9 @@ class AppliedSteps(Stage):
         for task, changes in writes.items():
             if task in self._skipped:
                 continue
-            number = 1 + self._uncounted.pop(task, 0)
+            number: Any = 1 + self._uncounted.pop(task, 0)
+            if self._have_applied is not None:
+                number = tf.where(self._have_applied[task], 0, number)
             with tf.device(placement.server_device(task)), tf.control_dependencies(changes):
                 tf.raw_ops.ResourceScatterAdd(resource=self._counts[task].handle, indices=self._slot, updates=number)
 
@@ -256,7 +272,7 @@ def _writes(of_step: Sequence[tf.Operation], num_servers: int, *, is_plain: bool
 
     If a step may have updates in a function, a branch or a loop, each server waits for all that has variables.
     """
-    stateful = [each for each in of_step if each.op_def.is_stateful and each.type not in _READS]
+    stateful = [each for each in of_step if each.op_def.is_stateful and each.type not in _NO_UPDATES]
     writes: dict[int, list[tf.Operation]] = {}
     for operation in stateful:
         task = _task(operation.device)
@@ -275,44 +291,61 @@ def _may_write(operation: tf.Operation) -> bool:
     return any(tensor.dtype == tf.resource for tensor in operation.inputs)
 
 
-class GradientRounds(Stage):
-    """Replaces the update of a step by a push of its gradients; the gradients of several workers make an update.
+class GradientQueue(Stage):
+    """Replaces the update of a step by a push of its gradients; the gradients of several steps make an update.
 
     Gradients never pass the chief. The optimizer clips, decays and updates as it would with the gradients of one large
-    batch: the mean over the slots, in the order of the slots; rows of sparse gradients one after another.
+    batch: the mean over the gradients, in the order of their numbers; rows of sparse gradients one after another.
+
+    Args:
+      has_weights: whether gradients have other weights than 1.
+      only_dense: whether the step updates rows of tables itself. They do not count as updates of the optimizer.
 
     Raises:
       ConfigError: a worker has several replicas.
     """
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, *, has_weights: bool = False, only_dense: bool = False) -> None:
+        self._mode = program.config.consistency.kind
         if program.distribution.strategy.num_replicas_in_sync > 1:
-            message = "'sync' is not supported with several replicas per worker; set cluster.replicas_per_worker=1"
-            raise ConfigError([Problem("consistency", message)])
+            message = f"'{self._mode}' is not supported with several replicas per worker"
+            raise ConfigError([Problem("consistency", f"{message}; set cluster.replicas_per_worker=1")])
         self._program = program
+        self._has_weights = has_weights
+        self._only_dense = only_dense
         self._name = f"psrun-{uuid.uuid4().hex}"  # parameter servers may outlive a chief and keep its queues
         self._queues: dict[str, _Queue] = {}
-        self._head: tuple[tf.Tensor, ...] = ()
+        self._number: Any = None
         self._num_pushes = 0
 
     def inputs(self) -> dict[str, tf.TensorSpec]:
-        """The round, and the slot in it."""
-        return {"round": tf.TensorSpec([], tf.int64), "slot": tf.TensorSpec([], tf.int64)}
+        """The number of the gradient."""
+        return {"gradient": tf.TensorSpec([], tf.int64)}
 
     def begin(self, inputs: Inputs) -> None:
-        self._head = inputs["round"], inputs["slot"]
+        self._number = inputs["gradient"]
         self._num_pushes = 0
 
     def end(self, inputs: Inputs) -> None:
         """Raises ConfigError if the step does not update exactly once."""
         if self._num_pushes != 1:
-            message = f"'sync' requires a step that applies gradients once; this one applies {self._num_pushes} times"
-            raise ConfigError([Problem("consistency", message)])
+            message = f"'{self._mode}' requires a step that applies gradients once"
+            raise ConfigError([Problem("consistency", f"{message}; this one applies {self._num_pushes} times")])
 
     def gradients(self, apply: Apply) -> Apply:
         def push(grads_and_vars: Any, *arguments: Any, **options: Any) -> Any:
-            self._push(grads_and_vars)
-            return self._program.optimizer.iterations
+            pairs = list(grads_and_vars)
+            iterations = self._program.optimizer.iterations
+            if self._only_dense:
+                tables = [pair for pair in pairs if isinstance(pair[0], tf.IndexedSlices)]
+                if not tables:
+                    message = f"'{self._mode}' requires a model that looks up rows of tables, which this one does not"
+                    raise ConfigError([Problem("consistency", f"{message}; choose gba or sync")])
+                apply(tables, *arguments, **options)
+                iterations.assign_sub(1)
+                pairs = [pair for pair in pairs if not isinstance(pair[0], tf.IndexedSlices)]
+            self._push(pairs)
+            return iterations
 
         return push
 
@@ -321,31 +354,33 @@ class GradientRounds(Stage):
         self._num_pushes += 1
         self._queues = {server: _Queue(server, self._name, pairs) for server, pairs in by_server.items()}
         for server, pairs in by_server.items():
-            self._queues[server].push(self._head, pairs)
+            self._queues[server].push(self._number, pairs)
 
     def apply_function(self) -> Any:
-        """A function of a round and its slots, shape (slots,) and sorted, that updates from the gradients of these.
+        """A function that updates from gradients that have been pushed.
 
-        All of them must have been pushed. Gradients of earlier rounds and of other slots are dropped, and
-        gradients that are pushed again because a worker was lost.
+        It takes the numbers of the gradients, shape (gradients,) and sorted; the numbers of the gradients that a later
+        update may have, shape (any,); and the weights of the gradients, shape (gradients,). All other gradients are
+        dropped, and gradients that were pushed again because a worker was lost.
         """
         program = self._program
         strategy = program.distribution.strategy
 
-        def replica(number: tf.Tensor, slots: tf.Tensor) -> None:
+        def replica(numbers: tf.Tensor, pending: tf.Tensor, weights: tf.Tensor) -> None:
             pairs = []
             for server, queue in self._queues.items():
                 with tf.device(server):
-                    pairs += queue.take(number, slots)
+                    pairs += queue.take(numbers, pending, weights if self._has_weights else None)
             program.optimizer.apply_gradients(pairs)
 
         @tf.function
-        def apply(number: tf.Tensor, slots: tf.Tensor) -> None:
+        def apply(numbers: tf.Tensor, pending: tf.Tensor, weights: tf.Tensor) -> None:
             with being_scheduled(strategy):
-                strategy.run(replica, args=(number, slots))
+                strategy.run(replica, args=(numbers, pending, weights))
 
+        several = tf.TensorSpec([None], tf.int64)
         with strategy.scope():
-            return apply.get_concrete_function(tf.TensorSpec([], tf.int64), tf.TensorSpec([None], tf.int64))
+            return apply.get_concrete_function(several, several, tf.TensorSpec([None], tf.float32))
 
 
 class _Queue:
@@ -373,13 +408,13 @@ class _Queue:
 
     @property
     def _types(self) -> list[tf.DType]:
-        return [tf.int64] * _HEAD + [dtype for dtype, _ in self._parts]
+        return [tf.int64, *(dtype for dtype, _ in self._parts)]
 
     def _handle(self) -> tf.Tensor:
         """The queue, created by its first use on the server."""
         return tf.raw_ops.FIFOQueueV2(component_types=self._types, shapes=[], capacity=-1, shared_name=self._name)
 
-    def push(self, head: Sequence[tf.Tensor], grads_and_vars: Sequence[tuple[Any, Any]]) -> None:
+    def push(self, number: tf.Tensor, grads_and_vars: Sequence[tuple[Any, Any]]) -> None:
         dense: dict[tf.DType, list[tf.Tensor]] = {}
         slices: list[tf.Tensor] = []
         for gradient, variable in grads_and_vars:
@@ -390,22 +425,25 @@ class _Queue:
                 dense.setdefault(gradient.dtype, []).append(tf.reshape(gradient, [-1]))
         values = [tf.concat(dense[dtype], 0) for dtype in self._dense]
         with tf.device(self._server):
-            tf.raw_ops.QueueEnqueueV2(handle=self._handle(), components=[*head, *values, *slices])
+            self._enqueue([number, *values, *slices])
 
-    def take(self, number: tf.Tensor, slots: tf.Tensor) -> list[tuple[Any, Any]]:
-        """The mean gradients of a round; call on the server."""
-        num_slots = tf.size(slots)
+    def _enqueue(self, element: Sequence[tf.Tensor]) -> None:
+        tf.raw_ops.QueueEnqueueV2(handle=self._handle(), components=element)
+
+    def take(self, numbers: tf.Tensor, pending: tf.Tensor, weights: tf.Tensor | None) -> list[tuple[Any, Any]]:
+        """The mean of the gradients with these numbers; call on the server. The arguments are of `apply_function`."""
+        num_gradients = tf.size(numbers)
         arrays = []
         for dtype, shape in self._parts:
-            arrays.append(tf.TensorArray(dtype, num_slots, infer_shape=False, element_shape=shape))
-        state = (tf.zeros_like(slots, tf.bool), *arrays)
+            arrays.append(tf.TensorArray(dtype, num_gradients, infer_shape=False, element_shape=shape))
+        state = (tf.zeros_like(numbers, tf.bool), *arrays)
         _, *arrays = tf.while_loop(
             lambda seen, *_: tf.logical_not(tf.reduce_all(seen)),
-            lambda *state: self._take_one(number, slots, *state),
+            lambda *state: self._take_one(numbers, pending, weights, *state),
             state,
             parallel_iterations=1,
         )
-        count = tf.cast(num_slots, tf.float32)
+        count = tf.cast(num_gradients, tf.float32)
         parts = iter(arrays)
         pairs: list[tuple[Any, Any]] = []
         for dtype, variables in self._dense.items():
@@ -421,17 +459,31 @@ class _Queue:
             pairs.append((mean, variable))
         return pairs
 
-    def _take_one(self, number: tf.Tensor, slots: tf.Tensor, seen: tf.Tensor, *arrays: Any) -> tuple[Any, ...]:
-        its_round, slot, *values = tf.raw_ops.QueueDequeueV2(handle=self._handle(), component_types=self._types)
-        its_round = tf.ensure_shape(its_round, [])
-        slot = tf.ensure_shape(slot, [])
+    def _take_one(
+        self,
+        numbers: tf.Tensor,
+        pending: tf.Tensor,
+        weights: tf.Tensor | None,
+        seen: tf.Tensor,
+        *arrays: Any,
+    ) -> tuple[Any, ...]:
+        number, *values = tf.raw_ops.QueueDequeueV2(handle=self._handle(), component_types=self._types)
+        number = tf.ensure_shape(number, [])
         values = [tf.ensure_shape(value, shape) for value, (_, shape) in zip(values, self._parts)]
-        place = tf.equal(slots, slot)
-        wanted = tf.equal(its_round, number) & tf.reduce_any(place & ~seen)
+        place = tf.equal(numbers, number)
         index = tf.argmax(tf.cast(place, tf.int32), output_type=tf.int32)
 
         def keep() -> tuple[Any, ...]:
-            written = [array.write(index, value) for array, value in zip(arrays, values)]
+            written = []
+            for array, value in zip(arrays, values):
+                if weights is not None and value.dtype.is_floating:
+                    value = value * tf.cast(weights[index], value.dtype)
+                written.append(array.write(index, value))
             return (seen | place, *written)
 
-        return tf.cond(wanted, keep, lambda: (seen, *arrays))
+        def leave() -> tuple[Any, ...]:
+            is_pending = tf.reduce_any(tf.equal(pending, number))
+            tf.cond(is_pending, lambda: self._enqueue([number, *values]), lambda: None)
+            return (seen, *arrays)
+
+        return tf.cond(tf.reduce_any(place & ~seen), keep, leave)

@@ -16,7 +16,7 @@ from psrun.closures.delays import SlowWorkers
 from psrun.closures.input_streams import Stream
 from psrun.closures.measurements import StalenessMeter, StepProfiler
 from psrun.closures.replicas import AssignedWeights, Replicas, naming_assignments
-from psrun.closures.server_updates import AppliedSteps, GradientRounds
+from psrun.closures.server_updates import AppliedSteps, GradientQueue
 from psrun.closures.stage import Apply, Inputs, Stage, Step, Take
 from psrun.closures.worker_variables import (
     CannotBeKept,
@@ -37,7 +37,7 @@ ORDER: tuple[type[Stage], ...] = (
     RowPrefetch,  # takes batches ahead of their steps: the profiler notes the arrival of each
     StepProfiler,  # measures a step with the messages of its bundles
     DenseBundles,  # fetches weights before the step, and pushes the gradients that the others let pass
-    GradientRounds,  # takes the gradients instead of the optimizer
+    GradientQueue,  # takes the gradients instead of the optimizer
     Stage,  # stages of a consistency mode: they see gradients when they leave the worker
     SlowWorkers,  # a slow worker is one that has its gradients late
     AssignedWeights,  # looks at the operations of the forward pass

@@ -13,6 +13,7 @@ import tensorflow as tf
 from psrun.closures import stages
 from psrun.closures.input_streams import Stream
 from psrun.closures.measurements import StalenessMeter, StepProfiler
+from psrun.closures.rules import WorkerClocks
 from psrun.closures.stage import Stage, Step
 from psrun.closures.stages import Closure
 from psrun.cluster.strategy import Distribution
@@ -109,40 +110,6 @@ class InFlightClosures:
         return closure
 
 
-class WorkerClocks:
-    """The rule by which workers take closures, for `tf_internals.closure_queue`.
-
-    The clock of a worker counts the closures with a mark that it has done. A worker whose clock is more than
-    `staleness` ahead of the slowest live worker's takes no closure with a mark (Ho et al.: More Effective Distributed
-    ML via a Stale Synchronous Parallel Parameter Server, NIPS 2013). The clock of a lost worker does not count; when
-    the worker is back, its clock is set to the clock of the slowest live worker.
-    """
-
-    def __init__(self, num_workers: int, staleness: int) -> None:
-        self._clocks = dict.fromkeys(range(num_workers), 0)
-        self._staleness = staleness
-        self._live = set(self._clocks)
-
-    def choose(self, worker: int, queued: Sequence[Any]) -> int | None:
-        slowest = min(self._clocks[each] for each in self._live)
-        waits = self._clocks[worker] - slowest > self._staleness
-        return next((place for place, mark in enumerate(queued) if mark is None or not waits), None)
-
-    def finished(self, worker: int, mark: Any) -> None:
-        self._clocks[worker] += 1
-
-    def left(self, worker: int) -> None:
-        self._live.discard(worker)
-
-    def returned(self, worker: int) -> None:
-        if self._live:
-            self._clocks[worker] = min(self._clocks[each] for each in self._live)
-        self._live.add(worker)
-
-    def is_over(self, mark: Any) -> bool:
-        return False
-
-
 @dataclass(frozen=True)
 class Packed:
     """How steps are packed.
@@ -170,7 +137,8 @@ class StepKind:
       meter: measures the staleness of updates.
       step: trains on one batch, instead of the network's `train_step`; its return value is dropped.
       planned: total number of steps to schedule.
-      ends_epoch: whether the next step is the last one of its epoch.
+      steps_left: the number of steps until the end of the epoch; None where epochs have no end.
+      num_scheduled: the number of steps of the run that were scheduled so far, over all kinds.
       warn: called with what deserves attention in a step.
       on_packed: called when the length of closures is decided, and when it changes.
     """
@@ -181,7 +149,8 @@ class StepKind:
     meter: StalenessMeter
     step: Step | None
     planned: int
-    ends_epoch: Callable[[], bool]
+    steps_left: Callable[[], int | None]
+    num_scheduled: Callable[[], int]
     warn: Callable[[str], None]
     on_packed: Callable[[Packed], None]
 

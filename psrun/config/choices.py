@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.resources
 import itertools
 import json
 import math
@@ -10,8 +12,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
+import yaml
+
 from psrun import parts
-from psrun.config import clusters
+from psrun.config import clusters, schema
 from psrun.config.clusters import (
     CentralStorage,
     ClusterChoice,
@@ -31,7 +35,7 @@ from psrun.config.clusters import (
     TfConfig,
     Unsupervised,
 )
-from psrun.config.schema import AUTO, Choice, at_least, one_of
+from psrun.config.schema import AUTO, Choice, at_least, did_you_mean, one_of
 from psrun.config.targets import Target
 from psrun.errors import Problem
 
@@ -329,8 +333,11 @@ class ConsistencyChoice(Choice):
       needs_parameter_servers: whether the mode has a meaning only with parameter servers.
       one_process: whether the mode has a meaning only without a cluster.
       max_delay: a round starts once all rounds before the one this many rounds earlier are done; None for no bound.
-      averages: whether an update averages the gradients of several workers; else each gradient is an update.
+      averages: whether an update averages several gradients; else each gradient is an update.
       min_workers: the least number of gradients of an update while workers are lost; None for as many as otherwise.
+      tolerance: where an update averages: the greatest age of a gradient that it may have; None: any.
+      decay: where an update averages: the weight of a gradient is this number to the power of its age.
+      updates_rows: where an update averages: whether steps update rows of tables themselves.
       staleness: a worker waits while it is more than this many rounds ahead of the slowest one; None for no bound.
     """
 
@@ -341,7 +348,20 @@ class ConsistencyChoice(Choice):
     max_delay: int | None = None
     staleness: int | None = None
     averages: ClassVar[bool] = False
+    updates_rows: ClassVar[bool] = False
     min_workers: int | None = None
+    tolerance: int | None = 0
+    decay: float = 1.0
+
+    @property
+    def waits(self) -> bool:
+        """Where an update averages: whether a worker waits for the update with its last gradient."""
+        return True
+
+    @property
+    def queue(self) -> ConsistencyChoice:
+        """Where an update averages: the mode of the variables whose gradients it averages."""
+        return self
 
     def gradients_per_update(self, num_workers: int) -> int:
         """The number of batches that an update is computed from."""
@@ -351,8 +371,16 @@ class ConsistencyChoice(Choice):
         """What of a configuration to train the mode does not support."""
         return []
 
+    def worker_problems(self, num_workers: int) -> list[Problem]:
+        """What the mode does not support with a number of workers."""
+        return []
+
+    def waits_in_words(self, num_workers: int) -> str:
+        """Who waits for what, for `mode=plan`."""
+        return "No worker waits for another one."
+
     def never_waits(self, trainer: _Steps) -> str | None:
-        """The warning that the bound is too high for any worker to wait; None if that is not certain.
+        """The warning that an option has no effect with this number of steps; None if that is not certain.
 
         Args:
           trainer: with the number of steps per epoch.
@@ -393,6 +421,9 @@ class BoundedDelay(ConsistencyChoice):
     kind: str
     max_delay: int = at_least(0)
 
+    def waits_in_words(self, num_workers: int) -> str:
+        return f"Round r waits for all rounds before round r - {self.max_delay}."
+
     def never_waits(self, trainer: _Steps) -> str | None:
         if trainer.steps_per_execution == AUTO or not trainer.has_fixed_epochs:
             return None
@@ -409,17 +440,44 @@ class StaleSynchronous(ConsistencyChoice):
     kind: str
     staleness: int = at_least(0)
 
+    def waits_in_words(self, num_workers: int) -> str:
+        return f"A worker waits while it is more than {self.staleness} rounds ahead of the slowest one."
+
+
+class _Averaging(ConsistencyChoice):
+    """The interface of modes in which an update averages several gradients."""
+
+    implementation = "psrun.closures.scheduling:QueuedClosures"
+    averages = True
+
+    def problems(self, config: TrainingRun) -> list[Problem]:
+        trainer = config.trainer
+        mode = f"consistency={self.kind}"
+        problems = []
+        for key, value, only in (
+            ("trainer.steps_per_execution", trainer.num_steps_packed, 1),
+            ("trainer.dense_sync_every", trainer.dense_sync_every, 1),
+            ("trainer.prefetch_rows", trainer.prefetch_rows, False),
+        ):
+            if value not in (only, "auto"):
+                why = "the gradients of each batch are pushed by themselves"
+                problems.append(Problem(key, f"is {value}, which {mode} does not support: {why}; set it to {only}"))
+        if (config.cluster.replicas_per_worker or 1) > 1:
+            problems.append(Problem("cluster.replicas_per_worker", f"must be 1 with {mode}"))
+        if trainer.steps_per_epoch is None and config.num_training_workers is None:
+            message = f"is required with {mode} where the addresses of the cluster decide on the number of workers"
+            problems.append(Problem("trainer.steps_per_epoch", message))
+        return problems
+
 
 @dataclass(frozen=True)
-class Synchronous(ConsistencyChoice):
-    """The first gradients of a round are averaged and applied once.
+class Synchronous(_Averaging):
+    """The first gradients of the present weights are averaged and applied once.
 
     Attributes:
-      backup_workers: the number of gradients of a round that are not waited for.
+      backup_workers: the number of gradients of these weights that are not waited for.
     """
 
-    implementation = "psrun.closures.scheduling:RoundClosures"
-    averages = True
     kind: str
     backup_workers: int = at_least(0)
     min_workers: int | None = at_least(1)
@@ -427,25 +485,235 @@ class Synchronous(ConsistencyChoice):
     def gradients_per_update(self, num_workers: int) -> int:
         return num_workers - self.backup_workers
 
+    def waits_in_words(self, num_workers: int) -> str:
+        which = "all" if not self.backup_workers else f"the first {self.gradients_per_update(num_workers)}"
+        return f"Each update waits for {which} of {num_workers} gradients of the same weights."
+
+    def worker_problems(self, num_workers: int) -> list[Problem]:
+        averaged, least = self.gradients_per_update(num_workers), self.min_workers
+        if averaged < 1:
+            message = f"is {self.backup_workers}, must be less than the number of workers, {num_workers}"
+            return [Problem("consistency.backup_workers", message)]
+        if least is not None and least > averaged:
+            message = f"is {least}, must be at most {averaged}, the number of workers without backup workers"
+            return [Problem("consistency.min_workers", message)]
+        return []
+
+
+@dataclass(frozen=True)
+class GlobalBatch(_Averaging):
+    """The gradients of a global batch are averaged, whoever computed them; gradients that are too old are dropped.
+
+    Attributes:
+      gradients: the number of gradients of an update; None: one for each worker.
+    """
+
+    kind: str
+    gradients: int | None = at_least(1)
+    tolerance: int = at_least(0)
+    decay: float = at_least(0, at_most=1)
+
+    @property
+    def waits(self) -> bool:
+        return self.tolerance == 0  # no other gradient of the same weights is needed
+
+    def gradients_per_update(self, num_workers: int) -> int:
+        return self.gradients or num_workers
+
+    def waits_in_words(self, num_workers: int) -> str:
+        number = self.gradients_per_update(num_workers)
+        if self.waits:
+            return f"Each update waits for {number} gradients of the same weights."
+        return (
+            f"No worker waits for another one. An update has the first {number} gradients; a gradient that is more "
+            f"than {self.tolerance} updates old is dropped."
+        )
+
+
+@dataclass(frozen=True)
+class KAsynchronous(_Averaging):
+    """The first `gradients` gradients are averaged, however old; their workers wait for the update.
+
+    With fewer live workers, an update has a gradient of each.
+    """
+
+    min_workers = 1
+    tolerance = None
+    kind: str
+    gradients: int = at_least(1)
+
+    def gradients_per_update(self, num_workers: int) -> int:
+        return self.gradients
+
+    def waits_in_words(self, num_workers: int) -> str:
+        return f"An update has the first {self.gradients} gradients. Their workers wait for it; the others go on."
+
+    def worker_problems(self, num_workers: int) -> list[Problem]:
+        if self.gradients <= num_workers:
+            return []
+        why = f"{num_workers}: each of them waits for the update with its gradient"
+        message = f"is {self.gradients}, must be at most the number of workers, {why}"
+        return [Problem("consistency.gradients", message)]
+
+
+# What null means for the options of the mode of dense weights.
+_DENSE_TOLERANCE = 2
+_DENSE_DECAY = 1.0
+
+
+@dataclass(frozen=True)
+class Hybrid(_Averaging):
+    """Steps update the rows of tables at once; dense weights follow another mode.
+
+    Attributes:
+      gradients, tolerance, decay: of the mode of dense weights; None: its default, or it has no such option.
+    """
+
+    updates_rows = True
+    kind: str
+    tables: str = one_of("async")
+    dense: str = one_of("sync", "gba", "k_async")
+    gradients: int | None = at_least(1)
+    tolerance: int | None = at_least(0)
+    decay: float | None = at_least(0, at_most=1)  # type: ignore[assignment]
+
+    @property
+    def queue(self) -> ConsistencyChoice:
+        if self.dense == "sync":
+            return Synchronous("sync", backup_workers=0, min_workers=None)
+        if self.dense == "k_async":
+            return KAsynchronous("k_async", gradients=self.gradients or 1)
+        tolerance = _DENSE_TOLERANCE if self.tolerance is None else self.tolerance
+        decay = _DENSE_DECAY if self.decay is None else self.decay
+        return GlobalBatch("gba", gradients=self.gradients, tolerance=tolerance, decay=decay)
+
+    @property
+    def waits(self) -> bool:
+        return False  # rows are updated in any order
+
+    def gradients_per_update(self, num_workers: int) -> int:
+        return self.queue.gradients_per_update(num_workers)
+
+    def waits_in_words(self, num_workers: int) -> str:
+        return f"Rows of tables are updated at once. Dense weights: {self.queue.waits_in_words(num_workers)}"
+
+    def worker_problems(self, num_workers: int) -> list[Problem]:
+        return self.queue.worker_problems(num_workers)
+
     def problems(self, config: TrainingRun) -> list[Problem]:
+        problems = super().problems(config)
+        options = {"sync": (), "k_async": ("gradients",), "gba": ("gradients", "tolerance", "decay")}[self.dense]
+        for name in ("gradients", "tolerance", "decay"):
+            if getattr(self, name) is not None and name not in options:
+                message = f"has no effect with consistency.dense={self.dense}; set it to null"
+                problems.append(Problem(f"consistency.{name}", message))
+        if self.dense == "k_async" and self.gradients is None:
+            message = "is required with consistency.dense=k_async; set it to the number of gradients of an update"
+            problems.append(Problem("consistency.gradients", message))
+        return problems
+
+
+@dataclass(frozen=True)
+class Scheduled(ConsistencyChoice):
+    """Another mode from each of some steps on.
+
+    Attributes:
+      schedule: by step, the name of a mode, or a mapping with its `kind` and options; other options are the options of
+        the mode in conf/.
+    """
+
+    implementation = "psrun.closures.scheduling:ScheduledClosures"
+    kind: str
+    schedule: dict[int, Any]
+
+    @functools.cached_property
+    def _read(self) -> tuple[dict[int, ConsistencyChoice], list[Problem]]:
+        modes: dict[int, ConsistencyChoice] = {}
+        problems: list[Problem] = []
+        for step, node in sorted(self.schedule.items()):
+            key = f"consistency.schedule[{step}]"
+            options = dict(node) if isinstance(node, Mapping) else {"kind": node}
+            kind = options.get("kind")
+            cls = CONSISTENCY_MODES.get(kind) if isinstance(kind, str) else None
+            if cls is None or kind in ("simulated", "scheduled"):
+                known = [name for name in CONSISTENCY_MODES if name not in ("simulated", "scheduled")]
+                problems.append(Problem(key, f"is {kind!r}, which is no mode.{did_you_mean(str(kind), known)}"))
+                continue
+            file = importlib.resources.files("psrun.conf") / "consistency" / f"{kind}.yaml"
+            usual = yaml.safe_load(file.read_text(encoding="utf-8"))
+            mode = schema.read(cls, {**usual, **options}, key=key, problems=problems)
+            if mode is not None:
+                modes[step] = mode
+        return modes, problems
+
+    @property
+    def modes(self) -> dict[int, ConsistencyChoice]:
+        """The modes by the step from which on they hold, in order."""
+        return self._read[0]
+
+    def gradients_per_update(self, num_workers: int) -> int:
+        first, *_ = self.modes.values()
+        return first.gradients_per_update(num_workers)
+
+    @property
+    def averages(self) -> bool:  # type: ignore[override]
+        return any(mode.averages for mode in self.modes.values())
+
+    @property
+    def updates_rows(self) -> bool:  # type: ignore[override]
+        return any(mode.updates_rows for mode in self.modes.values())
+
+    @property
+    def waits(self) -> bool:
+        return all(mode.waits for mode in self.modes.values())
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {"mode": self.kind, "schedule": {step: mode.title for step, mode in self.modes.items()}}
+
+    @property
+    def title(self) -> str:
+        return ", then ".join(f"{mode.title} from step {step}" for step, mode in self.modes.items())
+
+    def waits_in_words(self, num_workers: int) -> str:
+        words = [f"From step {step}: {mode.waits_in_words(num_workers)}" for step, mode in self.modes.items()]
+        return "\n".join(words)
+
+    def worker_problems(self, num_workers: int) -> list[Problem]:
+        problems = []
+        for mode in self.modes.values():
+            problems += mode.worker_problems(num_workers)
+        numbers = {mode.title: mode.gradients_per_update(num_workers) for mode in self.modes.values()}
+        if not problems and len(set(numbers.values())) > 1:
+            found = ", ".join(f"{number} of {title}" for title, number in numbers.items())
+            message = f"mixes steps of different numbers of batches ({found}), which have epochs of different lengths"
+            advice = "choose modes of equal steps, or resume with another mode"
+            problems.append(Problem("consistency.schedule", f"{message}; {advice}"))
+        return problems
+
+    def never_waits(self, trainer: _Steps) -> str | None:
+        beyond = self._beyond(trainer)
+        return f"consistency.schedule: {beyond[0]}" if beyond else None
+
+    def _beyond(self, trainer: _Steps) -> list[str]:
+        """What is wrong with steps after the end of the training."""
+        if not trainer.has_fixed_epochs:
+            return []
+        last = trainer.num_epochs * trainer.num_steps
+        return [f"names step {step}, but the training has {last:,} steps" for step in self.modes if step >= last]
+
+    def problems(self, config: TrainingRun) -> list[Problem]:
+        modes, problems = self._read
+        problems = list(problems)
+        if 0 not in self.schedule:
+            problems.append(
+                Problem("consistency.schedule", "has no mode for step 0; add it, such as {0: sync, 2000: gba}")
+            )
         trainer = config.trainer
-        mode = f"consistency={self.kind}"
-        problems = [
-            Problem(
-                key, f"is {value}, which {mode} does not support: each step waits for the one before; set it to {only}"
-            )
-            for key, value, only in (
-                ("trainer.steps_per_execution", trainer.num_steps_packed, 1),
-                ("trainer.dense_sync_every", trainer.dense_sync_every, 1),
-                ("trainer.prefetch_rows", trainer.prefetch_rows, False),
-            )
-            if value not in (only, "auto")
-        ]
-        if (config.cluster.replicas_per_worker or 1) > 1:
-            problems.append(Problem("cluster.replicas_per_worker", f"must be 1 with {mode}"))
-        if trainer.steps_per_epoch is None and config.num_training_workers is None:
-            message = f"is required with {mode} where the addresses of the cluster decide on the number of workers"
-            problems.append(Problem("trainer.steps_per_epoch", message))
+        if isinstance(trainer.steps_per_epoch, int) and isinstance(trainer.epochs, int):
+            problems += [Problem("consistency.schedule", text) for text in self._beyond(trainer)]
+        for mode in modes.values():
+            problems += mode.problems(config)
         return problems
 
 
@@ -496,6 +764,10 @@ CONSISTENCY_MODES: dict[str, type] = {
     "bounded_delay": BoundedDelay,
     "ssp": StaleSynchronous,
     "sync": Synchronous,
+    "gba": GlobalBatch,
+    "k_async": KAsynchronous,
+    "hybrid": Hybrid,
+    "scheduled": Scheduled,
     "simulated": Simulated,
 }
 

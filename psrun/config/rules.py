@@ -239,16 +239,8 @@ def worker_problems(config: RunConfig, num_workers: int | None) -> list[Problem]
         if worker < 0 or (num_workers is not None and worker >= num_workers):
             last = "" if num_workers is None else f"; the workers are 0 to {num_workers - 1}"
             problems.append(Problem("cluster.slow_workers", f"names worker {worker}, which does not exist{last}"))
-    mode = config.consistency
-    if not mode.averages or num_workers is None:
-        return problems
-    averaged, least = mode.gradients_per_update(num_workers), mode.min_workers
-    if averaged < 1:
-        message = f"is {num_workers - averaged}, must be less than the number of workers, {num_workers}"
-        problems.append(Problem("consistency.backup_workers", message))
-    elif least is not None and least > averaged:
-        message = f"is {least}, must be at most {averaged}, the number of workers without backup workers"
-        problems.append(Problem("consistency.min_workers", message))
+    if num_workers is not None:
+        problems += config.consistency.worker_problems(num_workers)
     return problems
 
 
@@ -277,7 +269,8 @@ def _check_late_gradients(config: RunConfig) -> list[Problem]:
             message = f"requires a known staleness, which cluster={config.cluster.kind} does not have"
             problems.append(Problem(key, f"{message}; choose consistency=simulated or parameter servers"))
         elif config.consistency.averages:
-            message = f"has no effect with consistency={config.consistency.kind}, where no gradient is stale; remove it"
+            why = "the updates of parameter servers are of several gradients"
+            message = f"has no effect with consistency={config.consistency.kind}, where {why}; remove it"
             problems.append(Problem(key, message))
         elif config.trainer.dense_sync_every > 1:
             steps = f"trainer.dense_sync_every={config.trainer.dense_sync_every} steps"

@@ -290,6 +290,8 @@ def _show(plan: Plan, run_config: RunConfig, num_train_examples: int | None, con
     for text in plan.warnings:
         warner(console)(text)
     num_workers, _ = _size(run_config)
+    if cluster.has_parameter_servers:
+        lines(run_config.consistency.waits_in_words(num_workers))
     batch = run_config.consistency.gradients_per_update(num_workers) * run_config.data.batch_size
     num_examples = batch * trainer.num_epochs * trainer.num_steps
     text = f"{trainer.num_epochs} epochs x {trainer.num_steps} steps of {batch} examples"

@@ -217,10 +217,12 @@ def determinism(run: RunConfig, results: Sequence[Mapping[str, Any]], *, resumed
         return Determinism(True, "it has no parameter servers")
     if run.trainer.prefetch_rows:
         return Determinism(False, "rows are fetched while the step before may still update them")
+    mode = run.consistency
+    if mode.averages and not mode.waits:
+        return Determinism(False, "the speed of workers decides which gradients make an update")
     workers = {as_mapping(each.get("cluster")).get("num_workers") for each in results}
     if workers == {1}:
         return Determinism(True, "it has one worker")
-    mode = run.consistency
     if not mode.averages:
         return Determinism(False, "asynchronous updates have no fixed order")
     if any(number != mode.gradients_per_update(number) for number in workers if number):

@@ -36,11 +36,14 @@ class Rule(Protocol):
           queued: the marks of the closures, in the order in which they were scheduled; None for a closure without one.
         """
 
-    def finished(self, worker: int, mark: Any) -> None:
-        """A worker has done a closure with a mark."""
+    def finished(self, worker: int, mark: Any) -> bool:
+        """A worker has done a closure with a mark; returns whether workers that have to wait are to ask again."""
 
-    def left(self, worker: int) -> None:
-        """A worker was lost, or one of its closures is to run again; it takes no closure until `returned`."""
+    def left(self, worker: int) -> bool:
+        """A worker was lost, or one of its closures is to run again; it takes no closure until `returned`.
+
+        Returns whether workers that have to wait are to ask again.
+        """
 
     def returned(self, worker: int) -> None:
         """A worker that had left asks for a closure."""
@@ -58,10 +61,12 @@ class Again:
 
 
 class ClosureQueue(_CoordinatedClosureQueue):
-    """The queue of a coordinator. It is TensorFlow's, unless it follows a rule.
+    """The queue of a coordinator. Without a rule, closures are taken in the order in which they were scheduled.
 
     TensorFlow gives the oldest closure to the worker that asks first, and does not tell when a closure ends, how long
-    workers wait, or that a closure runs again (TensorFlow 2.21).
+    workers wait, or that a closure runs again. It wakes a worker for each closure, which may have to wait by the rule,
+    and all of them for what is meant for one (TensorFlow 2.21). Here the thread that schedules a closure gives it to a
+    worker that may take it, and wakes that worker only.
 
     Attributes:
       ended: notified when a closure has finished, failed or was cancelled.
@@ -73,52 +78,65 @@ class ClosureQueue(_CoordinatedClosureQueue):
         cluster = coordinator._cluster
         queue = cluster.closure_queue
         if not isinstance(queue, cls):
-            cls._begin(queue, cluster.workers)  # before: the threads of workers may call the new methods at once
+            cls._begin(queue)  # before: the threads of workers may call the new methods at once
             replace(queue, "__class__", lambda _: cls)
+            for worker in cluster.workers:
+                worker.create_resource(lambda: None)  # so that its thread leaves TensorFlow's `get`
+            with queue._queue_lock:
+                queue._closures_queued_condition.notify_all()
         return queue
 
-    def _begin(self, workers: Sequence[Any]) -> None:
+    def _begin(self) -> None:
         """What a constructor would do: TensorFlow has made the queue."""
-        require(self, "put", "get", "put_back", "clear_tag_unlocked", "_queue_lock", "_closures_queued_condition",
-                "_queue_free_slot_condition", "_queue", "_tagged_queue", "_should_process_closures",
-                "_stop_waiting_condition", "_error", "_cancellation_mgr")  # fmt: skip
+        require(self, "put", "get", "put_back", "stop", "clear_tag_unlocked", "_queue_lock",
+                "_closures_queued_condition", "_queue_free_slot_condition", "_queue", "_tagged_queue",
+                "_should_process_closures", "_stop_waiting_condition", "_error", "_cancellation_mgr")  # fmt: skip
         self.ended = threading.Condition()
-        self._workers = workers
+        self._changed = threading.Condition(self._queue_lock)
+        self._awaited: Callable[[], bool] | None = None
+        self._wakes: dict[int, threading.Condition] = {}
         self._rule: Rule | None = None
         self._scheduling = threading.local()
-        self._running: dict[int, Any] = {}  # by a rule
+        self._holds_back = False
+        self._ready: dict[int, None] = {}  # workers that wait, and were not refused a closure; the first is the next
+        self._refused: dict[int, None] = {}  # workers that wait because of the rule
+        self._given: dict[int, Any] = {}  # closures that workers have not fetched yet
+        self._running: dict[int, Any] = {}
         self._left: set[int] = set()
         self._waited_s: dict[int, float] = {}
         self._busy_since_s: float | None = None
 
     def follow(self, rule: Rule | None) -> None:
-        """Makes workers take closures by `rule` from now on; None for TensorFlow's."""
-        with self._queue_lock:
+        """Makes workers take closures by `rule` from now on; None for their order."""
+        with self.locked():
             self._rule = rule
-        if rule is not None:
-            for worker in self._workers:
-                worker.create_resource(lambda: None)  # so that its thread leaves TensorFlow's `get`
 
-    def wait_for(self, condition: Callable[[], Any]) -> Any:
-        """Waits until a condition on what the rule knows is true; returns its value.
+    def wait_for(self, condition: Callable[[], bool]) -> bool:
+        """Waits until a condition on what the rule knows is true; for one thread.
 
-        Returns None once a closure has failed; the coordinator's `join` raises the error.
+        Returns False once a closure has failed; the coordinator's `join` raises the error.
         """
         with self._queue_lock:
-            while self._error is None:
-                if value := condition():
-                    return value
-                self._closures_queued_condition.wait()
-            return None
+            self._awaited = condition  # workers look at it: to wake this thread for each closure takes longer
+            try:
+                while self._error is None:
+                    if condition():
+                        return True
+                    self._changed.wait()
+                return False
+            finally:
+                self._awaited = None
 
     def drop_what_is_over(self) -> None:
         """Removes the queued closures that need not run any more."""
         assert self._rule is not None
-        with self.locked():
+        with self._queue_lock:
             queued = self._queue.queue
-            for closure in [each for each in queued if _mark(each) is not None and self._rule.is_over(_mark(each))]:
-                queued.remove(closure)
-                closure.mark_cancelled()
+            for closure in list(queued):
+                mark = _mark(closure)
+                if mark is not None and self._rule.is_over(mark):
+                    queued.remove(closure)
+                    closure.mark_cancelled()
             if not queued and not self.inflight_closure_count:
                 self._stop_waiting_condition.notify_all()
 
@@ -146,24 +164,43 @@ class ClosureQueue(_CoordinatedClosureQueue):
             del self._scheduling.mark, self._scheduling.again
 
     @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """Workers take closures again when all closures of this context are scheduled."""
+        self._holds_back = True
+        try:
+            yield
+        finally:
+            with self.locked():
+                self._holds_back = False
+
+    @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """For a change of what a rule decides by; workers that wait ask again."""
         with self._queue_lock:
             yield
-            self._closures_queued_condition.notify_all()
+            self._ask_again()
+            self._tell()
 
     def put(self, closure: Any, tag: int | None = None) -> None:
         value = closure._output_remote_value_ref()
         require(value, "_status_available_event")
         value._status_available_event = _NotifyingEvent(self.ended)  # before it is queued: no end is missed
+        if tag is not None:
+            closure.tag = tag
+            with self._queue_lock:
+                self._tagged_queue[tag].put(closure, block=False)
+                self._wake(tag)
+            return
         closure.psrun_mark = getattr(self._scheduling, "mark", None)
         closure.psrun_again = getattr(self._scheduling, "again", None)
         if self._busy_since_s is None and closure.psrun_mark is not None:
             self._busy_since_s = time.monotonic()
-        super().put(closure, tag)
-        if self._rule is not None:
-            with self.locked():  # TensorFlow wakes one worker, which may have to wait by the rule
-                pass
+        super().put(closure)
+        with self._queue_lock:
+            if closure.psrun_mark is None:
+                self._ask_again()  # no rule refuses it
+            else:
+                self._hand_out()
 
     def put_back(self, closure: Any) -> None:
         with self._queue_lock:
@@ -178,53 +215,49 @@ class ClosureQueue(_CoordinatedClosureQueue):
         super().put_back(closure)
         if self._rule is not None:
             self.drop_what_is_over()
+        with self.locked():  # one worker less, and one closure more
+            pass
 
     def clear_tag_unlocked(self, tag: int) -> None:
         with self.locked():
             self._leave(tag)
             super().clear_tag_unlocked(tag)
 
-    def _leave(self, worker: int) -> None:
-        self._running.pop(worker, None)
-        self._left.add(worker)
-        if self._rule is not None:
-            self._rule.left(worker)
+    def stop(self) -> None:
+        super().stop()
+        with self._queue_lock:
+            for condition in self._wakes.values():
+                condition.notify()
 
     def get(self, timeout: float | None = None, tag: int | None = None) -> Any:
-        """The next closure of the worker `tag`; None if the coordinator stops."""
+        """The next closure of the worker `tag`; None if the coordinator stops, or after `timeout` seconds."""
         asked_s = time.monotonic()
         assert tag is not None
-        closure = super().get(timeout, tag) if self._rule is None else self._get_by_rule(timeout, tag)
+        with self._queue_lock:
+            closure = self._next(tag, timeout)
         if closure is not None and _mark(closure) is not None and self._busy_since_s is not None:
             waited_s = time.monotonic() - max(asked_s, self._busy_since_s)
             self._waited_s[tag] = self._waited_s.get(tag, 0.0) + waited_s
         return closure
 
-    def _get_by_rule(self, timeout: float | None, tag: int) -> Any:
-        with self._queue_lock:
-            self._asks(tag)
-            while True:
-                if not self._should_process_closures:
-                    return None
-                if not self._tagged_queue[tag].empty():
-                    return self._tagged_queue[tag].get(block=False)
-                queued = self._queue.queue
-                place = self._place(tag, queued)
-                if place is not None:
-                    break
-                if not self._closures_queued_condition.wait(timeout=timeout):
-                    return None
-            closure = queued[place]
-            del queued[place]
-            self._queue_free_slot_condition.notify()
-            self.inflight_closure_count += 1
-            self._running[tag] = closure
-            return closure
-
-    def _place(self, worker: int, queued: Sequence[Any]) -> int | None:
-        if self._rule is None:
-            return 0 if queued else None
-        return self._rule.choose(worker, [_mark(closure) for closure in queued])
+    def _next(self, worker: int, timeout: float | None) -> Any:
+        """Waits for the next closure of a worker; the lock is held."""
+        self._asks(worker)
+        wake = self._wakes.get(worker)
+        if wake is None:
+            wake = self._wakes[worker] = threading.Condition(self._queue_lock)
+        if self._tagged_queue[worker].empty():
+            self._ready[worker] = None
+            self._hand_out()
+        while self._should_process_closures:
+            if worker in self._given:
+                return self._given.pop(worker)
+            if not self._tagged_queue[worker].empty():
+                return self._tagged_queue[worker].get(block=False)
+            if not wake.wait(timeout):
+                break
+        self._wake(worker)
+        return self._given.pop(worker, None)
 
     def _asks(self, worker: int) -> None:
         """A worker that asks for a closure is done with the last one, or is back."""
@@ -235,9 +268,67 @@ class ClosureQueue(_CoordinatedClosureQueue):
             return
         if left:
             self._rule.returned(worker)
-        elif closure is not None and (mark := _mark(closure)) is not None:
-            self._rule.finished(worker, mark)
-        self._closures_queued_condition.notify_all()
+        elif closure is not None and (mark := _mark(closure)) is not None and self._rule.finished(worker, mark):
+            self._ask_again()
+        self._tell()
+
+    def _tell(self) -> None:
+        """Wakes the thread in `wait_for` if it has waited long enough."""
+        if self._awaited is not None and (self._error is not None or self._awaited()):
+            self._changed.notify()
+
+    def _leave(self, worker: int) -> None:
+        self._running.pop(worker, None)
+        self._left.add(worker)
+        if self._rule is not None and self._rule.left(worker):
+            self._ask_again()
+
+    def _wake(self, worker: int) -> None:
+        """Wakes a worker, if it waits, for another reason than a closure that any worker may take."""
+        self._ready.pop(worker, None)
+        self._refused.pop(worker, None)
+        if worker in self._wakes:
+            self._wakes[worker].notify()
+
+    def _ask_again(self) -> None:
+        """Offers the queued closures also to the workers that were refused one."""
+        self._ready.update(self._refused)
+        self._refused.clear()
+        self._hand_out()
+
+    def _hand_out(self) -> None:
+        """Gives queued closures to workers that wait."""
+        queued = self._queue.queue
+        while queued and self._ready and not self._holds_back:
+            worker = next(iter(self._ready))
+            del self._ready[worker]
+            place = 0 if self._rule is None else self._rule.choose(worker, _Marks(queued))
+            if place is None:
+                self._refused[worker] = None
+                continue
+            closure = queued[place]
+            del queued[place]
+            self._queue_free_slot_condition.notify()
+            self.inflight_closure_count += 1
+            self._running[worker] = closure
+            self._given[worker] = closure
+            self._wakes[worker].notify()
+
+
+class _Marks(Sequence[Any]):
+    """The marks of closures; not a list of them, because most rules look at the first one only."""
+
+    def __init__(self, closures: Any) -> None:
+        self._closures = closures
+
+    def __len__(self) -> int:
+        return len(self._closures)
+
+    def __getitem__(self, place: Any) -> Any:
+        return _mark(self._closures[place])
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(_mark, self._closures)
 
 
 def _mark(closure: Any) -> Any:

@@ -313,9 +313,9 @@ class TrainingRun:
         """Steps of the next epoch that earlier processes had scheduled."""
         return self.start.steps if self.epoch.number == self.start.epochs else 0
 
-    def ends_epoch(self) -> bool:
-        """Whether the next step is the last one of the epoch."""
-        return self.epoch.num_steps + 1 == self.steps_per_epoch
+    def steps_left(self) -> int | None:
+        """The number of steps until the end of the epoch; None where the training has no fixed epochs."""
+        return self.epoch.steps_left if self.program.config.trainer.has_fixed_epochs else None
 
     def position(self, *, within_epoch: bool) -> Position:
         """The position to resume at: within the epoch, or after it. Call when all steps are done."""
@@ -333,6 +333,7 @@ class TrainingRun:
             batch=batches.first,
             order=self.start.order,
             again=list(batches.again),
+            partly=list(batches.partly),
             batches_per_step=self.program.gradients_per_update,
         )
 
@@ -466,7 +467,8 @@ def steps_on_workers(
         run.meter,
         step,
         planned=run.left - run.scheduled,
-        ends_epoch=run.ends_epoch,
+        steps_left=run.steps_left,
+        num_scheduled=lambda: run.start.scheduled + run.scheduled,
         warn=run.warn,
         on_packed=run.packed,
     )

@@ -108,7 +108,7 @@ def counts(checkpoints: Path, step: int | None = None) -> dict[str, np.ndarray]:
     return found
 
 
-def wrong(checkpoints: Path, *, epochs: int, gradients: int = 1) -> list[str]:
+def wrong(checkpoints: Path, *, epochs: int, gradients: int = 1, of_rows: int | None = None) -> list[str]:
     """What is wrong with the counts of all checkpoints of a run whose epochs are passes; empty if all are exact.
 
     After an epoch each example was applied once for each epoch. Within an epoch no example was applied more than once
@@ -117,6 +117,7 @@ def wrong(checkpoints: Path, *, epochs: int, gradients: int = 1) -> list[str]:
     Args:
       epochs: of the run, which has ended.
       gradients: the number of gradients that are averaged in an update.
+      of_rows: the same for updates of tables; None: `gradients`.
     """
     store = Store(checkpoints)
     problems = []
@@ -126,7 +127,8 @@ def wrong(checkpoints: Path, *, epochs: int, gradients: int = 1) -> list[str]:
         if not position.steps:
             ends.add(position.epochs)
         for name, values in counts(checkpoints, step).items():
-            if problem := _problem(name, values * gradients, position, gradients):
+            averaged = gradients if name == "steps" or of_rows is None else of_rows
+            if problem := _problem(name, values * averaged, position, gradients):
                 problems.append(f"step {step}, {position.epochs} epochs and {position.steps} steps: {problem}")
     if missing := {*range(1, epochs + 1)} - ends:
         problems.append(f"no checkpoint after epochs {sorted(missing)}")
@@ -138,6 +140,8 @@ def _problem(name: str, values: np.ndarray, position: Position, gradients: int) 
     assert position.order is not None
     num_examples, batch_size, _ = position.order
     total = position.epochs * num_examples + position.steps * gradients * batch_size
+    if name != "steps":
+        total += len(position.partly) * batch_size
     if values.sum() != total:
         return f"{name} has {values.sum()} applied examples instead of {total}"
     if name == "steps":

@@ -177,13 +177,13 @@ def test_steps_and_loops_of_users_are_synchronous_too(train, own):
 def test_batches_that_were_not_applied_come_first():
     dealt = DealtInput(lambda: None, NextBatches(12, (3, 7)))
     assert [int(dealt._number(np.int64(place))) for place in range(4)] == [3, 7, 12, 13]
-    assert dealt.position() == (12, (3, 7))
+    assert dealt.position() == (12, (3, 7), ())
     dealings = [dealt.deal(1) for _ in range(4)]
-    assert dealt.position() == (14, ())
+    assert dealt.position() == (14, (), ())
     dealt.deal_again([dealings[2], dealings[0]])
-    assert dealt.position() == (14, (3, 12))
+    assert dealt.position() == (14, (3, 12), ())
     assert [int(dealt.deal(1)["place"]) for _ in range(3)] == [0, 2, 4]
-    assert dealt.position() == (15, ())
+    assert dealt.position() == (15, (), ())
 
 
 # -- a mode of the user's, which adds a stage from outside the package

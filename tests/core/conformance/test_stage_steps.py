@@ -15,7 +15,7 @@ from support import run_config
 from psrun.closures import server_updates
 from psrun.closures.input_streams import Stream
 from psrun.closures.measurements import StalenessMeter
-from psrun.closures.server_updates import AppliedSteps, GradientRounds
+from psrun.closures.server_updates import AppliedSteps, GradientQueue
 from psrun.closures.stage import Stage
 from psrun.closures.stages import Closure
 from psrun.closures.worker_variables import DenseBundles, RowPrefetch, WorkerLocalVariables, read_as_a_whole
@@ -245,35 +245,43 @@ def test_late_gradients_are_compensated_and_applied_at_a_smaller_rate(cluster_sp
     assert meter.take() == {"worker-0": {2: 2}}
 
 
-def test_the_gradients_of_a_round_are_averaged_once(cluster_spec, warnings_of_tensorflow):
-    """Those of earlier rounds, those that come twice and those of other slots are dropped."""
+@pytest.mark.parametrize("has_weights", [False, True])
+def test_queued_gradients_make_an_update_once(cluster_spec, warnings_of_tensorflow, has_weights):
+    """Gradients that come twice, and those that no update may have, are dropped; the others wait."""
     servers = OnServers(cluster_spec[1], "partitioner=fixed_shards", "consistency=sync")
-    rounds = GradientRounds(servers.program)
-    closure = servers.closure(rounds)
+    queue = GradientQueue(servers.program, has_weights=has_weights)
+    closure = servers.closure(queue)
     push = closure.trace(1, num_steps=1)
-    average = rounds.apply_function()
+    average = queue.apply_function()
     expected = ByHand()
 
-    def gradients_of(number: int, slots: list[int], batches: list[int]) -> None:
-        for slot, batch in zip(slots, batches):
-            of_slot = {"round": tf.constant(number, tf.int64), "slot": tf.constant(slot, tf.int64)}
-            servers.run(closure, push, IDS[[batch]], **of_slot)
+    def push_gradients(batches: dict[int, int], *numbers: int) -> None:
+        for number in numbers:
+            servers.run(closure, push, IDS[[batches[number]]], gradient=tf.constant(number, tf.int64))
 
-    def update(number: int, slots: list[int], batches: list[int]) -> None:
-        average(tf.constant(number, tf.int64), tf.constant(slots, tf.int64))
+    def update(gradients: dict[int, np.ndarray], batches: dict[int, int], kept: list[int]) -> None:
+        weights = [0.5**place if has_weights else 1.0 for place in range(len(gradients))]
+        average(tf.constant(list(gradients), tf.int64), tf.constant(kept, tf.int64), tf.constant(weights))
+        for (number, gradient), weight in zip(gradients.items(), weights):
+            mean = gradient * weight / len(gradients)
+            expected.update_rows(IDS[batches[number]], mean)
+            expected.values["steps"] -= RATE * mean.sum()
+        expected.check(servers)
+
+    def gradients_now(batches: dict[int, int], *numbers: int) -> dict[int, np.ndarray]:
         dense = expected.values["steps"].copy()
-        gradients = [expected.gradient(expected.rows(IDS[batch]), dense) / len(batches) for batch in batches]
-        for batch, gradient in zip(batches, gradients):
-            expected.update_rows(IDS[batch], gradient)
-            expected.values["steps"] -= RATE * gradient.sum()
+        return {number: expected.gradient(expected.rows(IDS[batches[number]]), dense) for number in numbers}
 
-    gradients_of(1, [2, 0, 2, 1], [1, 0, 1, 3])
-    update(1, [0, 2], [0, 1])
-    expected.check(servers)
-    gradients_of(2, [1], [2])  # those of this slot in the first round are late
-    update(2, [1], [2])
-    expected.check(servers)
-    assert servers.program.iterations == 2
+    batches = {0: 0, 1: 3, 2: 1, 3: 2, 4: 0, 5: 3}
+    push_gradients(batches, 2, 4, 0, 2, 1)
+    old = gradients_now(batches, 4)
+    update(gradients_now(batches, 0, 2), batches, kept=[3, 4])  # number 1 is too old
+    push_gradients(batches, 0, 3, 5)
+    first = gradients_now(batches, 5)
+    update({**gradients_now(batches, 3), **old}, batches, kept=[5])
+    push_gradients(batches, 5)
+    update(first, batches, kept=[])
+    assert servers.program.iterations == 3
     assert warnings_of_tensorflow == []
 
 

@@ -339,8 +339,8 @@ def test_workers_take_closures_by_a_rule(cluster_spec):
 
     finished, gone = [], []
     rule = SimpleNamespace(
-        choose=choose, finished=lambda *of: finished.append(of), left=gone.append, returned=lambda worker: None,
-        is_over=lambda mark: mark == "over",
+        choose=choose, finished=lambda *of: bool(finished.append(of)), left=lambda worker: bool(gone.append(worker)),
+        returned=lambda worker: None, is_over=lambda mark: mark == "over",
     )  # fmt: skip
     coordinator = strategy.parameter_servers(cluster_spec[2], WHOLE).coordinator
     queue = ClosureQueue.of(coordinator)

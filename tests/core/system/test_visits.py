@@ -44,21 +44,27 @@ def test_a_worker_that_is_killed_costs_no_row_and_repeats_none(start, tmp_path):
     assert cluster.result["steps"]["repeated"] == 0
 
 
-def test_each_example_is_applied_once_an_epoch_whatever_is_killed(start):
+@pytest.mark.parametrize(
+    ("mode", "gradients", "of_rows"),
+    [
+        pytest.param([f"trainer.steps_per_execution={PACKED}"], 1, 1, id="async"),
+        pytest.param(["consistency=hybrid", "consistency.tolerance=2"], 2, 1, id="hybrid"),
+    ],
+)
+def test_each_example_is_applied_once_an_epoch_whatever_is_killed(start, mode, gradients, of_rows):
     """A worker, a parameter server, and the supervisor by a signal; the run is resumed within an epoch.
 
     Tables count the updates of each example: see `counting`.
     """
-    examples, batch, epochs = 4000, 32, 5
+    examples, batch, epochs = 4096, 32, 5
     cluster = start(
         *counting.arguments(
-            "cluster=local", f"trainer.epochs={epochs}", f"trainer.steps_per_execution={PACKED}",
-            "cluster.slow_workers={0: 0.05, 1: 0.05}",
-            "checkpoint.every_steps=100", examples=examples, batch=batch,
+            "cluster=local", f"trainer.epochs={epochs}", *mode, "cluster.slow_workers={0: 0.05, 1: 0.05}",
+            f"checkpoint.every_steps={100 // gradients}", examples=examples, batch=batch,
         ),
         PYTHONPATH=str(HARNESS),
     )  # fmt: skip
-    steps = examples // batch
+    steps = examples // batch // gradients
     cluster.wait_for_step(steps // 2)
     cluster.kill("worker-1")
     cluster.wait_for("recovery")
@@ -72,7 +78,7 @@ def test_each_example_is_applied_once_an_epoch_whatever_is_killed(start):
     again.wait_for_step(3 * steps + steps // 2)
     again.kill("worker-0")
     assert again.end() == 0
-    assert counting.wrong(cluster.folder / "checkpoints", epochs=epochs) == []
+    assert counting.wrong(cluster.folder / "checkpoints", epochs=epochs, gradients=gradients, of_rows=of_rows) == []
     assert again.result["steps"] == {"applied": epochs * steps, "scheduled": epochs * steps, "repeated": 0}
 
 

@@ -45,4 +45,4 @@ def test_each_batch_is_applied_once_over_all_cuts_of_a_run(parts, first, again):
 def test_what_is_left_is_dealt_first_and_in_order():
     stream = DealtInput(None, NextBatches(10, (3, 7)))
     assert run(stream, [(4, 1), (1, 1), (1, 1)]) == [3, 7, 10]
-    assert stream.position() == (12, (11,))
+    assert stream.position() == (12, (11,), ())

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
 
-from psrun.closures.scheduling import SynchronousSteps
+from psrun.closures.rules import Gradient, GradientRule, Update
+from psrun.closures.scheduling import QueuedSteps
 
 pytestmark = pytest.mark.tensorflow
 
@@ -26,38 +28,68 @@ class Feed:
         self._next += 1
         return {"batch": self._next - 1}
 
-    def deal_again(self, batches: list[dict[str, int]]) -> None:
+    def is_partly_applied(self, inputs: dict[str, int]) -> bool:
+        return False
+
+    def deal_again(self, batches: list[dict[str, int]], *, partly: bool) -> None:
+        assert not partly
         self.again += [each["batch"] for each in batches]
 
 
+class Closures:
+    """Two workers, of which the one that takes the last gradient always comes first."""
+
+    num_live = 2
+
+    def __init__(self) -> None:
+        self.batches: dict[int, int] = {}
+        self._rule = GradientRule(2, 1)
+        self._queued: list[Gradient] = []
+
+    num_averaged = property(lambda self: self._rule.num_averaged)
+
+    def begin(self, steps: QueuedSteps) -> None:
+        pass
+
+    def deal(self, steps_left: int, schedule: Callable[[Gradient], None], *, together: bool) -> None:
+        for gradient in self._rule.deal(steps_left):
+            schedule(gradient)
+
+    def schedule_gradient(self, function: object, inputs: dict[str, int], gradient: Gradient) -> None:
+        self._queued.append(gradient)
+        self.batches[gradient.number] = inputs["batch"]
+
+    def next_update(self) -> Update:
+        for worker, gradient in enumerate(self._queued):
+            assert self._rule.choose(worker, [gradient]) == 0
+        self._rule.finished(len(self._queued) - 1, self._queued[-1])
+        self._queued.clear()
+        return self._rule.take()
+
+    def applied(self) -> None:
+        self._rule.applied()
+
+
 def test_each_batch_of_an_epoch_is_applied_in_it_whichever_gradients_come_first():
-    """The gradient of the last slot always comes first, as by a worker that is faster than the other one."""
     per_epoch = 4
-    feed, dealt, applied = Feed(), [], []
-    closures = SimpleNamespace(
-        begin_round=lambda: (len(applied), 1, 2),
-        num_live=2,
-        schedule_slot=lambda function, inputs, slot: dealt[-1].append(inputs["batch"]) or inputs,
-        first=lambda num_averaged: [len(dealt[-1]) - 1],
-    )
+    feed, closures, applied = Feed(), Closures(), []
     kind = SimpleNamespace(
         program=SimpleNamespace(gradients_per_update=1),
         feed=feed,
         iterator=None,
         logs={},
         profiler=SimpleNamespace(wanted=lambda: False),
-        meter=SimpleNamespace(count_averaged=lambda: None),
-        ends_epoch=lambda: len(applied) % per_epoch == per_epoch - 1,
+        meter=SimpleNamespace(count_averaged=lambda ages: None),
+        steps_left=lambda: per_epoch - len(applied) % per_epoch,
     )
-    steps = SynchronousSteps(
+    steps = QueuedSteps(
         kind,
         closures,
         closure=SimpleNamespace(flat=lambda inputs: inputs),
         function=SimpleNamespace(structured_outputs=None),
-        apply=lambda number, chosen: applied.append(dealt[-1][int(chosen[0])]),
+        apply=lambda numbers, kept, weights: applied.append(closures.batches[int(numbers[0])]),
     )
     for _ in range(3 * per_epoch):
-        dealt.append([])
         steps.schedule(1)
     epochs = [sorted(applied[first : first + per_epoch]) for first in range(0, len(applied), per_epoch)]
     assert epochs == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]

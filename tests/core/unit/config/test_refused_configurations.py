@@ -154,6 +154,26 @@ COMBINATIONS = {
     "consistency=sync optimizer=sparse_sgd optimizer.staleness_aware=true": "optimizer.staleness_aware",
     "consistency=sync consistency.backup_workers=-1": "consistency.backup_workers",
     "consistency=sync consistency.min_workers=3": "consistency.min_workers",
+    "consistency=sync consistency.tolerance=2": "consistency.tolerance",
+    "consistency=k_async consistency.gradients=3": "consistency.gradients",
+    "consistency=gba consistency.gradients=0": "consistency.gradients",
+    "consistency=gba consistency.tolerance=-1": "consistency.tolerance",
+    "consistency=gba consistency.decay=1.5": "consistency.decay",
+    "consistency=gba trainer.steps_per_execution=4": "trainer.steps_per_execution",
+    "consistency=hybrid consistency.tables=sync": "consistency.tables",
+    "consistency=scheduled 'consistency.schedule={0: sink}'": "consistency.schedule[0]",
+    "consistency=scheduled 'consistency.schedule={0: {kind: gba, tolerances: 3}}'": (
+        "consistency.schedule[0].tolerances"
+    ),
+    "consistency=scheduled 'consistency.schedule={5: sync}'": "consistency.schedule",
+    "consistency=scheduled 'consistency.schedule={0: sync, 20: gba}' trainer.epochs=2 trainer.steps_per_epoch=10": (
+        "consistency.schedule"
+    ),
+    "consistency=scheduled 'consistency.schedule={0: sync, 5: async}'": "consistency.schedule",
+    "consistency=scheduled 'consistency.schedule={0: sync, 5: {kind: k_async, gradients: 3}}'": "consistency.gradients",
+    "consistency=hybrid consistency.dense=sync consistency.tolerance=2": "consistency.tolerance",
+    "consistency=hybrid consistency.dense=k_async": "consistency.gradients",
+    "consistency=hybrid consistency.dense=k_async consistency.gradients=5": "consistency.gradients",
     "consistency=sync consistency.min_workers=2 consistency.backup_workers=1": "consistency.min_workers",
     "consistency=sync cluster=tf_config trainer.steps_per_epoch=null": "trainer.steps_per_epoch",
     "optimizer=sparse_sgd optimizer.staleness_aware=true trainer.dense_sync_every=2": "optimizer.staleness_aware",
