@@ -25,6 +25,7 @@ from psrun.closures.stage import Apply, Inputs, Stage, Step
 from psrun.cluster import placement
 from psrun.errors import ConfigError, Problem
 from psrun.program.compiled_model import Program
+from psrun.tf_internals import keras
 from psrun.tf_internals.coordinator import being_scheduled, has_ended
 from psrun.tf_internals.strategies import num_parameter_servers
 from psrun.tf_internals.tracing import operations
@@ -310,6 +311,9 @@ class GradientQueue(Stage):
         if program.distribution.strategy.num_replicas_in_sync > 1:
             message = f"'{self._mode}' is not supported with several replicas per worker"
             raise ConfigError([Problem("consistency", f"{message}; set cluster.replicas_per_worker=1")])
+        if only_dense and keras.clips_by_global_norm(program.optimizer):
+            why = f"is not supported with '{self._mode}', which never has all gradients of a batch together"
+            raise ConfigError([Problem("optimizer.global_clipnorm", f"{why}; use clipnorm")])
         self._program = program
         self._has_weights = has_weights
         self._only_dense = only_dense

@@ -591,6 +591,12 @@ class Hybrid(_Averaging):
     def waits(self) -> bool:
         return False  # rows are updated in any order
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        options = self.queue.facts
+        dense = options.pop("mode")
+        return {"mode": self.kind, "tables": self.tables, "dense": dense, **options}
+
     def gradients_per_update(self, num_workers: int) -> int:
         return self.queue.gradients_per_update(num_workers)
 

@@ -152,6 +152,11 @@ def clips_gradients(optimizer: Any) -> bool:
     return any(getattr(inner, name, None) for name in ("clipnorm", "clipvalue", "global_clipnorm"))
 
 
+def clips_by_global_norm(optimizer: Any) -> bool:
+    """Whether the optimizer clips by the norm of all gradients together."""
+    return bool(getattr(unscaled(optimizer), "global_clipnorm", None))
+
+
 def learning_rates(optimizer: Any) -> list[tf.Variable]:
     """The variable of the learning rate: with a schedule, the one of its present value."""
     rate = optimizer.learning_rate

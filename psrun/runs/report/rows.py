@@ -76,7 +76,7 @@ def brief_row(run: Run) -> Row:
 
 
 def examples_per_step(values: Mapping[str, Any]) -> int | None:
-    """The examples of one update, which has several batches with consistency=sync; None if they are not known.
+    """The examples of one update, which may have several batches; None if they are not known.
 
     Args:
       values: with `steps_per_s` and `examples_per_s`.

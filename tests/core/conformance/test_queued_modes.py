@@ -9,6 +9,7 @@ from outcomes import check_equal
 from support import TABLED, variables
 
 from psrun.closures.input_streams import DealtInput, NextBatches
+from psrun.errors import ConfigError
 
 pytestmark = pytest.mark.inprocess
 
@@ -91,6 +92,19 @@ def test_what_a_mode_drops_and_how_old_its_gradients_are_is_recorded(train):
     assert facts["updates_dropped"]["worker-0"] > facts["updates_dropped"]["worker-1"]
     assert 0.5 <= facts["weight"] <= 1
     assert result["staleness"]["max"] <= 1
+
+
+REFUSED = {
+    "a model without tables": (["model=dense"], "requires a model that looks up rows"),
+    "the norm of all gradients": (["optimizer=sgd", "+optimizer.global_clipnorm=1.0"], "optimizer.global_clipnorm"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_hybrid_updates_name_what_they_do_not_support(train, case):
+    pieces, message = REFUSED[case]
+    with pytest.raises(ConfigError, match=message):
+        train(*pieces, HYBRID, "trainer.steps_per_execution=1", "evaluation=none")
 
 
 def test_batches_whose_rows_are_updated_are_known_after_a_resume_and_dealt_first():

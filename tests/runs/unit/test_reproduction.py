@@ -92,6 +92,8 @@ def test_the_interval_is_that_of_one_more_run(number):
         (("cluster=inprocess", "consistency=sync"), {"cluster": {"num_workers": 2}}, 1e-5),
         (("cluster=inprocess", "cluster.num_workers=3", "consistency=sync", "consistency.backup_workers=1"),
          {"cluster": {"num_workers": 3}}, None),
+        (("cluster=inprocess", "consistency=gba"), {"cluster": {"num_workers": 1}}, None),
+        (("cluster=inprocess", "consistency=gba", "consistency.tolerance=0"), {"cluster": {"num_workers": 2}}, 1e-5),
         (("cluster=local",), {"cluster": {"num_workers": 1}, "recoveries": [{"task": "ps-0"}]}, None),
         (("cluster=none",), {"environment": {"hardware": {"gpus": ["H100"]}}}, None),
     ],
