@@ -6,6 +6,7 @@ The messages: test_messages_core.py.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,6 +24,7 @@ from psrun.errors import ConfigError
 NEEDED = {
     "validation": ["trainer=fit"], "multi_worker_mirrored": ["trainer=fit"], "simulated": ["cluster=none"],
     "sidecar": ["cluster=local"], "sidecar_thread": ["cluster=local"],
+    "scheduled": ["consistency.schedule={0: sync}"],
 }  # fmt: skip
 
 
@@ -35,7 +37,7 @@ def test_values_read_from_conf_are_those_that_hydra_composes(arguments):
 @pytest.mark.parametrize("group", choices.KINDS)
 def test_every_choice_of_every_group_loads(group):
     for kind, cls in choices.KINDS[group].items():
-        run = loaded(*NEEDED.get(kind, []), f"{group}={kind}")
+        run = loaded(f"{group}={kind}", *NEEDED.get(kind, []))
         assert type(run.trackers[kind] if group == "tracker" else getattr(run, group)) is cls
 
 
@@ -113,6 +115,31 @@ def test_a_bound_that_no_worker_ever_meets_is_known_where_it_is_certain(override
     run = loaded("cluster=inprocess", *overrides)
     warning = run.consistency.never_waits(run.trainer)
     assert (warning is None) if never_waits is None else never_waits in str(warning)
+
+
+def test_modes_that_follow_each_other_have_the_options_of_conf_and_end_with_the_training():
+    gba = "{kind: gba, tolerance: 5}"
+    run = loaded("cluster=inprocess", "consistency=scheduled", f"consistency.schedule={{0: sync, 20: {gba}}}",
+                 "trainer.steps_per_epoch=10")  # fmt: skip
+    mode = run.consistency
+    assert mode.title == "sync (backup_workers=0) from step 0, then gba (tolerance=5, decay=1.0) from step 20"
+    assert (run.trainer.num_steps_packed, mode.gradients_per_update(3)) == (1, 3)
+    assert mode.never_waits(dataclasses.replace(run.trainer, epochs=3)) is None
+    beyond = mode.never_waits(dataclasses.replace(run.trainer, epochs=2))
+    assert beyond == "consistency.schedule: names step 20, but the training has 20 steps"
+
+
+def test_a_run_records_the_mode_of_dense_weights_with_its_options():
+    facts = {
+        dense: loaded("cluster=inprocess", "consistency=hybrid", f"consistency.dense={dense}").consistency.facts
+        for dense in ("sync", "gba")
+    }
+    assert facts["sync"] == {
+        "mode": "hybrid", "tables": "async", "dense": "sync", "backup_workers": 0, "min_workers": None,
+    }  # fmt: skip
+    assert facts["gba"] == {
+        "mode": "hybrid", "tables": "async", "dense": "gba", "gradients": None, "tolerance": 2, "decay": 1.0,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
