@@ -17,12 +17,13 @@ from psrun.results.events import Event, Sink
 from psrun.results.tracking import TrackedRun
 from psrun.tf_internals.messages import write_session_start
 
-_WRITERS = {"epoch": "train", "evaluation": "evaluation", "staleness": "train", "system": "system"}
+_OF_WAITS = ("waited_s", "gradients_applied", "updates_dropped", "weight")
+_WRITERS = {"epoch": "train", "evaluation": "evaluation", "staleness": "train", "waits": "train", "system": "system"}
 _FILE_PREFIX = "events.out.tfevents."  # then SECONDS.HOST.PID.NUMBER.v2
 
 
 class TensorBoardSink(Sink):
-    """Writes each epoch's metrics and staleness under train/, each evaluation's under evaluation/, and system/.
+    """Writes each epoch's metrics, staleness and waits under train/, each evaluation's under evaluation/, and system/.
 
     Steps may be trained again, from an older checkpoint: then the values of the earlier process are not drawn. The
     configuration is written as text and as hyperparameters.
@@ -119,6 +120,8 @@ def _scalars(event: Event) -> dict[str, float | None]:
     """The values of an event by their tag."""
     if event.kind == "staleness":
         return {f"staleness/{name}": value for name, value in events.brief_staleness(event.data).items()}
+    if event.kind == "waits":
+        return {f"consistency/{name}": _total(event.data[name]) for name in _OF_WAITS if name in event.data}
     if event.kind == "system":  # a section for each quantity, with one chart a task
         return {f"{name}/{event.data['task']}": value for name, value in event.data.items() if name != "task"}
     others = {}
@@ -126,3 +129,8 @@ def _scalars(event: Event) -> dict[str, float | None]:
         if name in event.data:
             others[name] = event.data[name]
     return {**event.data.get("metrics", {}), **others}
+
+
+def _total(value: Any) -> float:
+    """A value, or the sum of the values of all tasks."""
+    return float(sum(value.values()) if isinstance(value, Mapping) else value)

@@ -46,6 +46,8 @@ def test_tensorboard_has_metrics_text_and_hyperparameters(train):
     assert rates[-1][1] == pytest.approx(events(folder, "epoch")[-1]["learning_rate"])
     stale = scalars(folder.tensorboard / "train")["staleness/max"]
     assert max(value for _, value in stale) == result["staleness"]["max"]
+    waited = scalars(folder.tensorboard / "train")["consistency/waited_s"]
+    assert waited[-1] == (2 * STEPS, pytest.approx(sum(result["consistency"]["waited_s"].values()), rel=1e-5))
     assert scalars(folder.tensorboard / "evaluation")["auc"][-1][1] == pytest.approx(result["metrics"]["val_auc"])
     (sample,) = events(folder, "system")  # the last one: the run ends before the first interval does
     drawn = scalars(folder.tensorboard / "system")
