@@ -419,8 +419,6 @@ class QueuedClosures(TrainingClosures):
             raise AssertionError("a closure failed without an error")
         with self._queue.locked():
             update = self._rule.take()
-        if update.late:
-            self._queue.drop_what_is_over()
         self._num_averaged += len(update.numbers)
         self._weight += sum(update.weights)
         return update
@@ -433,9 +431,7 @@ class QueuedClosures(TrainingClosures):
     def drop(self) -> list[Dropped]:
         """Drops gradients that are not applied yet, and returns them, as `GradientRule.drop`."""
         with self._queue.locked():
-            dropped = self._rule.drop()
-        self._queue.drop_what_is_over()
-        return dropped
+            return self._rule.drop()
 
     def facts(self) -> dict[str, Any]:
         """Also `gradients_applied`, `updates_dropped`: how many gradients of each worker were dropped, and `weight`:

@@ -127,19 +127,6 @@ class ClosureQueue(_CoordinatedClosureQueue):
             finally:
                 self._awaited = None
 
-    def drop_what_is_over(self) -> None:
-        """Removes the queued closures that need not run any more."""
-        assert self._rule is not None
-        with self._queue_lock:
-            queued = self._queue.queue
-            for closure in list(queued):
-                mark = _mark(closure)
-                if mark is not None and self._rule.is_over(mark):
-                    queued.remove(closure)
-                    closure.mark_cancelled()
-            if not queued and not self.inflight_closure_count:
-                self._stop_waiting_condition.notify_all()
-
     def joined(self) -> None:
         """Call when all closures are done: until the next one is scheduled, workers do not count as waiting."""
         self._busy_since_s = None
@@ -175,11 +162,27 @@ class ClosureQueue(_CoordinatedClosureQueue):
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """For a change of what a rule decides by; workers that wait ask again."""
+        """For a change of what a rule decides by; workers that wait ask again.
+
+        Queued closures that need not run any more are removed before: none of these workers gets one.
+        """
         with self._queue_lock:
             yield
+            self._drop_what_is_over()
             self._ask_again()
             self._tell()
+
+    def _drop_what_is_over(self) -> None:
+        if self._rule is None:
+            return
+        queued = self._queue.queue
+        for closure in list(queued):
+            mark = _mark(closure)
+            if mark is not None and self._rule.is_over(mark):
+                queued.remove(closure)
+                closure.mark_cancelled()
+        if not queued and not self.inflight_closure_count:
+            self._stop_waiting_condition.notify_all()
 
     def put(self, closure: Any, tag: int | None = None) -> None:
         value = closure._output_remote_value_ref()
@@ -213,8 +216,6 @@ class ClosureQueue(_CoordinatedClosureQueue):
             closure._function = self._cancellation_mgr.get_cancelable_function(instead.function)
             closure._args = instead.arguments
         super().put_back(closure)
-        if self._rule is not None:
-            self.drop_what_is_over()
         with self.locked():  # one worker less, and one closure more
             pass
 

@@ -30,6 +30,34 @@ QUEUED = {
 }
 
 
+def test_no_worker_computes_a_gradient_that_was_dropped_before_it_took_it():
+    """A worker that waits for the update with its gradient is free when that is taken from the queue."""
+    done, executed = threading.Event(), []
+
+    def execute(worker: int, number: int) -> None:
+        executed.append((worker, number))
+        if worker == 0:
+            assert done.wait(60)
+
+    cluster = Workers(2, execute)
+    closures = QueuedClosures(cluster, choices.Synchronous("sync", backup_workers=1, min_workers=None))
+    late = []
+    try:
+        for _ in range(20):
+            closures.deal(
+                None, lambda gradient: closures.schedule_gradient(None, (gradient.number,), gradient), together=True
+            )
+            late += closures.next_update().late
+            closures.applied()
+        never = {number for number, was_taken in late if not was_taken}
+        assert len(never) == 19  # worker 0 takes one
+        assert not never & {number for _, number in executed}
+    finally:
+        done.set()
+        closures.join()
+        cluster.stop()
+
+
 @pytest.fixture
 def executed():
     """Workers of which one in fifty executions is lost, and how often each argument was executed, and by whom."""
