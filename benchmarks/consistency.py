@@ -9,7 +9,6 @@ trains once with the seed of the round, one after the other; who goes first chan
 from __future__ import annotations
 
 import argparse
-import fnmatch
 import json
 import statistics
 import tempfile
@@ -17,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from measured import Goal, Summary, in_turns, run_python, show_goals, write_between
+from measured import Goal, Summary, in_turns, is_chosen, run_python, show_goals, write_between
 from rich.console import Console
 
 MODES = {
@@ -91,7 +90,7 @@ def show_quality(results: dict[str, list[Result]], console: Console) -> None:
 def main() -> None:
     options = _parsed()
     console = Console(highlight=False, width=120, soft_wrap=True)
-    modes = [mode for mode in MODES if any(fnmatch.fnmatchcase(mode, pattern) for pattern in options.only)]
+    modes = [mode for mode in MODES if is_chosen(mode, options.only)]
     results: dict[str, list[Result]] = {mode: [] for mode in modes}
     rounds: list[dict[str, float]] = []
     with tempfile.TemporaryDirectory(prefix="psrun-consistency-") as folder:

@@ -11,7 +11,6 @@ parameter servers. DLRM also with categories that are lists, and with one stacke
 from __future__ import annotations
 
 import argparse
-import fnmatch
 import json
 import os
 import sys
@@ -19,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from by_hand import NUM_FEATURES
-from measured import ByHand, Goal, Measurements, Psrun, Setting, Way, show_goals
+from measured import ByHand, Goal, Measurements, Psrun, Setting, Way, is_chosen, show_goals
 from rich.console import Console
 
 LIST_EXAMPLES = 8192  # the pipeline's graph holds the ids of all examples
@@ -53,7 +52,7 @@ def ways(options: argparse.Namespace) -> list[Way]:
         candidates += _unstacked_and_stacked(replace(way, name=f"dlrm one process {name}", cluster="none"))
     if options.num_tables == NUM_FEATURES:
         candidates.append(ByHand("dlrm by hand", "dlrm", replace(setting, rows=options.rows * NUM_FEATURES)))
-    return [way for way in candidates if any(fnmatch.fnmatchcase(way.name, pattern) for pattern in options.only)]
+    return [way for way in candidates if is_chosen(way.name, options.only)]
 
 
 def _unstacked_and_stacked(way: Psrun) -> list[Way]:

@@ -11,7 +11,6 @@ two. Processor times are of the process and all that it started.
 from __future__ import annotations
 
 import argparse
-import fnmatch
 import json
 import os
 import shutil
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from measured import CONF, Psrun, Setting, in_turns, plot_problem, run_psrun, run_python, write_between
+from measured import CONF, Psrun, Setting, in_turns, is_chosen, plot_problem, run_psrun, run_python, write_between
 from rich.console import Console
 
 _STEPS, _WINDOWS = 200, 2
@@ -275,7 +274,7 @@ def _draw(axis: Any, points: Points) -> None:
 def main() -> None:
     options = _parsed()
     console = Console(highlight=False, width=120)
-    chosen = [curve for curve in CURVES if any(fnmatch.fnmatchcase(curve.name, each) for each in options.only)]
+    chosen = [curve for curve in CURVES if is_chosen(curve.name, options.only)]
     all_points: list[Points] = []
     try:
         for curve in chosen:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import itertools
 import json
 import os
@@ -143,6 +144,11 @@ def processor_s(process: int) -> float:
 def has_ended(process: int) -> bool:
     """Whether a child of this process has ended. It can still be waited for."""
     return os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def is_chosen(name: str, patterns: Sequence[str]) -> bool:
+    """Whether a name fits one of the patterns of `--only`."""
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def in_turns(things: Sequence[_T], rounds: int) -> Iterator[Sequence[_T]]:

@@ -13,7 +13,6 @@ times are of the process and all that it started. A way whose package is missing
 from __future__ import annotations
 
 import argparse
-import fnmatch
 import importlib.metadata
 import importlib.util
 import json
@@ -37,6 +36,7 @@ from measured import (
     Summary,
     Way,
     Windows,
+    is_chosen,
     run_python,
     show_goals,
     write_between,
@@ -191,14 +191,14 @@ def main() -> None:
     options = _parsed()
     console = Console(highlight=False, width=120)
     setting = Setting(rows=options.rows, batch=options.batch_size, steps=options.steps, windows=options.windows)
-    others = [peer for peer in peers(setting) if _is_chosen(peer.name, options.only)]
+    others = [peer for peer in peers(setting) if is_chosen(peer.name, options.only)]
     missing = {peer.name: what for peer in others if (what := peer.missing())}
     installed = [peer for peer in others if peer.name not in missing]
     for name, what in missing.items():
         console.print(f"{name}: not installed: {what}", markup=False)
     if options.check:
         sys.exit(0 if check(installed, console) else 1)
-    own = [way for way in psrun_ways(setting) if _is_chosen(way.name, options.only)]
+    own = [way for way in psrun_ways(setting) if is_chosen(way.name, options.only)]
     measurements = Measurements([*own, *installed])
     try:
         measurements.measure(options.rounds, console)
@@ -215,10 +215,6 @@ def main() -> None:
     if options.write:
         write_between(options.write, "peers", text)
     sys.exit(1 if measurements.failed else 0)
-
-
-def _is_chosen(name: str, patterns: Sequence[str]) -> bool:
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _parsed() -> argparse.Namespace:

@@ -11,7 +11,6 @@ fewer steps in all windows, and one window to warm up, something else is measure
 from __future__ import annotations
 
 import argparse
-import fnmatch
 import importlib.util
 import json
 import os
@@ -21,7 +20,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from measured import ByHand, Goal, Measurements, Psrun, Setting, Summary, Way, drawn, plot_problem, show_goals
+from measured import (
+    ByHand,
+    Goal,
+    Measurements,
+    Psrun,
+    Setting,
+    Summary,
+    Way,
+    drawn,
+    is_chosen,
+    plot_problem,
+    show_goals,
+)
 from rich.console import Console
 
 KINDS = ("tutorial", "packed", "fit", "local", "limit")
@@ -64,7 +75,7 @@ def ways(options: argparse.Namespace) -> list[Way]:
         candidates += [ByHand("torch SparseAdam", "torch", setting, optimizer="adam")]
         candidates += [ByHand("torch RPC", "torch_ps", setting)]
         candidates += [Psrun("lazy_adam", setting, model="clicks_table", optimizer="lazy_adam")]
-    return [way for way in candidates if any(fnmatch.fnmatchcase(way.name, pattern) for pattern in options.only)]
+    return [way for way in candidates if is_chosen(way.name, options.only)]
 
 
 def _short(rows: int) -> str:

@@ -619,6 +619,9 @@ class Hybrid(_Averaging):
         return problems
 
 
+_NEVER_SCHEDULED = ("simulated", "scheduled")
+
+
 @dataclass(frozen=True)
 class Scheduled(ConsistencyChoice):
     """Another mode from each of some steps on.
@@ -641,8 +644,8 @@ class Scheduled(ConsistencyChoice):
             options = dict(node) if isinstance(node, Mapping) else {"kind": node}
             kind = options.get("kind")
             cls = CONSISTENCY_MODES.get(kind) if isinstance(kind, str) else None
-            if cls is None or kind in ("simulated", "scheduled"):
-                known = [name for name in CONSISTENCY_MODES if name not in ("simulated", "scheduled")]
+            if cls is None or kind in _NEVER_SCHEDULED:
+                known = [name for name in CONSISTENCY_MODES if name not in _NEVER_SCHEDULED]
                 problems.append(Problem(key, f"is {kind!r}, which is no mode.{did_you_mean(str(kind), known)}"))
                 continue
             file = importlib.resources.files("psrun.conf") / "consistency" / f"{kind}.yaml"
