@@ -28,10 +28,11 @@ MODES = {
     "gba, `tolerance=1`": ("consistency.tolerance=1",),
     "k_async, `gradients=2`": ("consistency.gradients=2",),
     "hybrid": (),
+    "hybrid, `dense=sync`": ("consistency.dense=sync",),
 }
 GOALS = (Goal("gba", "sync", 2.4), Goal("hybrid", "async", 0.9))
 # Modes whose quality is compared: the first is to be within the spread of seeds of the second.
-COMPARED = (("gba", "sync"), ("gba, `tolerance=1`", "sync"), ("hybrid", "sync"))
+COMPARED = (("gba", "sync"), ("gba, `tolerance=1`", "sync"), ("hybrid", "sync"), ("hybrid, `dense=sync`", "sync"))
 
 
 @dataclass(frozen=True)

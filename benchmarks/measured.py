@@ -74,6 +74,7 @@ def run_python(
     expected_code: int = 0,
     within_s: float = 3600.0,
     watch: Callable[[int], None] = lambda process: None,
+    more_environment: Mapping[str, str] | None = None,
 ) -> Spent:
     """Runs Python in `folder` to its end, with this folder's modules at hand; it is killed after `within_s` seconds.
 
@@ -86,6 +87,7 @@ def run_python(
     # As for an installed psrun: its modules are compiled once, not at every start.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(BENCHMARKS), environment.get("PYTHONPATH"))))
+    environment |= more_environment or {}
     log = folder / "output.log"
     with log.open("wb") as output:
         began_s = time.time()
