@@ -154,7 +154,8 @@ def serve(addresses: Addresses, place: int) -> None:
         for index in found:
             if index % PROCESSES == place:
                 started.append(servers.start(by_index, job, index))
-    print("started", len(started), flush=True)
+    sys.stdout.write(f"started {len(started)}\n")
+    sys.stdout.flush()
     sys.stdin.read()
     end_at_once()
 
@@ -344,7 +345,7 @@ def show_bandwidth(bytes_per_s: float, traffic: dict[str, float], name: str, con
 
 def _synthesize(folder: Path) -> None:
     """Makes examples: the experiments of a size that matters read them in Criteo's layout."""
-    synthesize = ["data", "synthesize", "criteo-synthetic", "--num-values", "100", "--num-examples", "200000"]
+    synthesize = ["data", "synthesize", "criteo-synthetic", "--num-values", "100", "--num-examples", "20000"]
     run_python(["-m", "psrun", *synthesize], folder)
 
 
