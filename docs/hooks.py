@@ -36,6 +36,7 @@ _GUIDES = [
             {"Export, predict, serve": "guides/exports.md"},
             {"Make a run faster": "guides/speed.md"},
             {"Consistency": "guides/consistency.md"},
+            {"Virtual clusters": "guides/virtual-clusters.md"},
             {"Loops, hooks and callbacks": "guides/own-loops.md"},
         ]
     },

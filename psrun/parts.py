@@ -26,6 +26,7 @@ OWN = {
     "recsys": "models and metrics of recommenders",
     "runs": "sweeps, commands on runs, completion, and the trackers mlflow and wandb",
     "tables": "tables in files, and the command data",
+    "virtual": "clusters in virtual time",
 }
 _FOLDER = Path(__file__).parent
 _GROUP = "psrun.parts"

@@ -7,7 +7,7 @@ git ls-files -z | tar --create --null --no-recursion --files-from=- --file=- | t
 for file in psrun/*/part.py; do
   rm -r "$1/$(dirname "$file")"
 done
-rm -rf "$1"/tests/{engines,keras3,recsys,runs,tables,whole}
+rm -rf "$1"/tests/{engines,keras3,recsys,runs,tables,virtual,whole}
 ln -s ../conf "$1/psrun/conf"  # as setup.py places it
 # Where psrun is installed to be edited, Python would find the parts in the project itself.
 cat >"$1/sitecustomize.py" <<'END'

@@ -58,11 +58,18 @@ class Stream:
         self._dataset = dataset
         self._iterator: Any = None
 
-    def iterator(self, coordinator: tf.distribute.coordinator.ClusterCoordinator) -> Any:
-        """One iterator per worker, created once: closures of several kinds share one stream."""
+    def iterator(self, coordinator: tf.distribute.coordinator.ClusterCoordinator | None) -> Any:
+        """One iterator per worker, created once: closures of several kinds share one stream.
+
+        Args:
+          coordinator: None for an iterator of this process.
+        """
         if self._iterator is None:
             make_dataset = functools.partial(self._dataset, context=coordinator, numbers=self._numbers())
-            self._iterator = per_worker_iterator(coordinator, make_dataset)
+            if coordinator is None:
+                self._iterator = iter(make_dataset())
+            else:
+                self._iterator = per_worker_iterator(coordinator, make_dataset)
         return self._iterator
 
     def _numbers(self) -> Callable[[], tf.data.Dataset] | None:
@@ -177,11 +184,10 @@ class DealtInput(Stream):
         tf.raw_ops.QueueEnqueueV2(handle=self._queue(), components=[piece])
 
     def taker(self, iterator: Any, first: tf.Tensor | int, inputs: Inputs) -> Take:
-        place = inputs["place"] + tf.cast(first, tf.int64)
         steps = itertools.count()
 
         def take() -> Any:
-            number = self._number(place + next(steps))
+            number = self._number(self._place(first, next(steps), inputs))
             # Values in which the batch is wrapped, not the tensors of it, go through the loop.
             (element,) = tf.while_loop(
                 lambda element: tf.not_equal(element.get_value()[0], number),
@@ -192,6 +198,14 @@ class DealtInput(Stream):
             return batch
 
         return take
+
+    def _place(self, first: tf.Tensor | int, index: int, inputs: Inputs) -> tf.Tensor:
+        """The place of the batch of a step of a closure.
+
+        Args:
+          index: of the step among those that are traced one after the other, from `first` on.
+        """
+        return inputs["place"] + tf.cast(first, tf.int64) + index
 
     def _numbers(self) -> Callable[[], tf.data.Dataset]:
         def next_piece(_: tf.Tensor) -> tf.Tensor:
@@ -239,11 +253,15 @@ class TrainingInput:
             again, partly = tuple(number for number in again if number not in partly), ()
         return NextBatches(self._start.batch + scheduled, again, partly)
 
-    def on_workers(self, scheduled: int) -> Stream:
-        """The input of the steps on workers, after `scheduled` steps."""
+    def on_workers(self, scheduled: int, dealt_input: type[DealtInput]) -> Stream:
+        """The input of the steps on workers, after `scheduled` steps.
+
+        Args:
+          dealt_input: the class of the input, where the chief decides which batch a closure reads.
+        """
         if not self._program.data.dealt:
             return Stream(self.dataset(scheduled))
-        self._dealt = DealtInput(self._program.data.train_dataset, self.position(scheduled))
+        self._dealt = dealt_input(self._program.data.train_dataset, self.position(scheduled))
         return self._dealt
 
     def dataset(self, scheduled: int) -> Callable[..., tf.data.Dataset]:

@@ -49,7 +49,7 @@ class StalenessMeter:
         self._num_workers = num_workers
         self._applied: Any = None
         self._counts: Any = None
-        self._of_averaged: Counter[int] = Counter()
+        self._noted: dict[str, Counter[int]] = {}  # by task
 
     def place(self, device: str) -> None:
         """Creates the counters on a parameter server, unless they exist. Call outside of functions."""
@@ -97,7 +97,11 @@ class StalenessMeter:
         Args:
           ages: the staleness of the gradients.
         """
-        self._of_averaged[min(max(ages), LONGEST)] += 1
+        self.note("chief-0", max(ages))
+
+    def note(self, task: str, staleness: int, count: int = 1) -> None:
+        """Counts updates that this process applies; call outside of functions."""
+        self._noted.setdefault(task, Counter())[min(staleness, LONGEST)] += count
 
     def take(self) -> dict[str, Histogram]:
         """The histograms by task since the last call; call when all steps are joined.
@@ -105,9 +109,9 @@ class StalenessMeter:
         Updates of averaged gradients belong to no single worker: they are counted for `chief-0`.
         """
         histograms: dict[str, Histogram] = {}
-        if self._of_averaged:
-            histograms["chief-0"] = dict(sorted(self._of_averaged.items()))
-            self._of_averaged.clear()
+        for task, counted in self._noted.items():
+            histograms[task] = dict(sorted(counted.items()))
+        self._noted.clear()
         if self._applied is None:
             return histograms
         counts = self._counts.numpy().reshape(self._num_workers, LONGEST + 1)
@@ -239,7 +243,9 @@ class StepProfiler(Stage):
     def __init__(self, program: Program) -> None:
         self._num_left_out = program.distribution.num_workers
         self._next_s = time.monotonic()
-        with tf.device(placement.server_device(0)):
+        # Without real workers nothing is measured.
+        device = None if program.distribution.coordinator is None else placement.server_device(0)
+        with tf.device(device):
             self._sums: Any = tf.Variable(tf.zeros([4], tf.float64), trainable=False)
         largest: dict[str, Any] = {}
         for variable in remote(program.network.trainable_variables):

@@ -618,6 +618,8 @@ class ScheduledClosures:
     The interface of `TrainingClosures` to a training.
     """
 
+    dealt_input = TrainingClosures.dealt_input
+
     def __init__(self, distribution: Distribution, consistency: choices.Scheduled) -> None:
         self._distribution = distribution
         self._modes = consistency.modes

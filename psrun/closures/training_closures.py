@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from psrun.closures import stages
-from psrun.closures.input_streams import Stream
+from psrun.closures.input_streams import DealtInput, Stream
 from psrun.closures.measurements import StalenessMeter, StepProfiler
 from psrun.closures.rules import WorkerClocks
 from psrun.closures.stage import Stage, Step
@@ -156,10 +156,8 @@ class StepKind:
 
     @property
     def iterator(self) -> Any:
-        """The iterators of all workers, which all kinds share."""
-        coordinator = self.program.distribution.coordinator
-        assert coordinator is not None
-        return self.feed.iterator(coordinator)
+        """The iterators of all workers, or of this process, which all kinds share."""
+        return self.feed.iterator(self.program.distribution.coordinator)
 
     @property
     def is_plain(self) -> bool:
@@ -211,7 +209,12 @@ class TrainingClosures(InFlightClosures):
 
     Args:
       rule: by which workers take closures; None for TensorFlow's rule, or `WorkerClocks` if the mode has a `staleness`.
+
+    Attributes:
+      dealt_input: the class of the input, where the chief decides which batch a closure reads.
     """
+
+    dealt_input = DealtInput
 
     def __init__(
         self, distribution: Distribution, consistency: choices.ConsistencyChoice, rule: Rule | None = None
@@ -264,6 +267,12 @@ class TrainingClosures(InFlightClosures):
         """
         waited_s = {worker: round(seconds, 3) for worker, seconds in self._queue.waited_s().items()}
         return {"waited_s": self.by_worker(waited_s, 0.0), "cut_steps": self._num_cut}
+
+    def virtual_time(self) -> dict[str, float]:
+        """Where this process plays the workers: `time_s`, the virtual seconds since it began to train; and of the
+        steps since the last call `seconds`, `steps_per_s` and `examples_per_s`. Call at a join.
+        """
+        return {}
 
     def by_worker(self, values: Mapping[int, float], default: float) -> dict[str, float]:
         """A value of each worker by its task."""

@@ -184,6 +184,7 @@ class Distribution:
 
     Attributes:
       coordinator: schedules steps on workers; None if steps run in this process.
+      num_workers: also of workers that this process plays.
     """
 
     strategy: tf.distribute.Strategy
@@ -255,7 +256,8 @@ def connect(
             return Distribution(tf.distribute.experimental.CentralStorageStrategy(_devices(n), "/CPU:0"))
         case choices.MultiWorkerMirrored():
             return Distribution(_collective[-1])
-    return Distribution(tf.distribute.get_strategy())
+    num_played = cluster.num_workers if cluster.played_by else None
+    return Distribution(tf.distribute.get_strategy(), num_workers=num_played or 1)
 
 
 def wait_for_servers(topology: Topology, *, within_s: float, error: type[PsrunError]) -> None:

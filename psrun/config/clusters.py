@@ -66,6 +66,12 @@ class ClusterRun(Protocol):
     def task(self) -> TaskKeys: ...
 
     @property
+    def trainer(self) -> object: ...
+
+    @property
+    def consistency(self) -> object: ...
+
+    @property
     def num_tasks(self) -> dict[str, int]:
         """How many tasks each job has, of a cluster of processes whose size the configuration decides."""
         ...
@@ -83,6 +89,8 @@ class ClusterChoice(Choice):
       has_parameter_servers: whether it trains with parameter servers; else variables are where they are used.
       has_server_processes: whether its parameter servers and workers are separate processes.
       has_synchronous_workers: whether several processes train replicas of one model, all in the same step.
+      played_by: where a single process plays the workers, the class of their closures, with the interface of
+        `psrun.closures.training_closures.TrainingClosures`; else empty.
       started_elsewhere: whether tasks are started one by one, by somebody else than a supervisor of psrun's.
       shares_cores: whether tasks may run on the same cores.
       fits_in_sweep: whether the process of a job of a sweep can run it, with all of its tasks.
@@ -102,6 +110,7 @@ class ClusterChoice(Choice):
     has_parameter_servers: ClassVar[bool] = False
     has_server_processes: ClassVar[bool] = False
     has_synchronous_workers: ClassVar[bool] = False
+    played_by: ClassVar[str] = ""
     started_elsewhere: ClassVar[bool] = False
     shares_cores: ClassVar[bool] = True
     fits_in_sweep: ClassVar[bool] = True
@@ -117,6 +126,11 @@ class ClusterChoice(Choice):
     connect_timeout_s: float = 0.0
     chief_timeout_s: float = 0.0
     fork_server: bool = False
+
+    @property
+    def has_workers(self) -> bool:
+        """Whether a consistency mode decides which worker does a step when."""
+        return self.has_parameter_servers or bool(self.played_by)
 
     @property
     def spans_machines(self) -> bool:

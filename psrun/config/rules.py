@@ -249,7 +249,7 @@ def _check_consistency_mode(config: RunConfig) -> list[Problem]:
     mode = config.consistency
     if config.mode in OF_A_RUN:
         return []
-    if mode.needs_parameter_servers and not config.cluster.has_parameter_servers:
+    if mode.needs_parameter_servers and not config.cluster.has_workers:
         why = f"which cluster={config.cluster.kind} does not have; choose async"
         return [Problem("consistency", f"'{mode.kind}' requires parameter servers, {why}")]
     return mode.problems(config)
@@ -265,7 +265,7 @@ def _check_late_gradients(config: RunConfig) -> list[Problem]:
         key = f"optimizer.{name}"
         if not options.get(name) or config.mode in OF_A_RUN:
             continue
-        if not config.cluster.has_parameter_servers and not config.consistency.one_process:
+        if not config.cluster.has_workers and not config.consistency.one_process:
             message = f"requires a known staleness, which cluster={config.cluster.kind} does not have"
             problems.append(Problem(key, f"{message}; choose consistency=simulated or parameter servers"))
         elif config.consistency.averages:
@@ -339,8 +339,8 @@ def _check_data(config: RunConfig) -> Iterator[Problem]:
 def _check_training(config: RunConfig) -> Iterator[Problem]:
     trainer = config.trainer
     evaluation = config.evaluation
-    if trainer.run_eagerly and config.cluster.has_parameter_servers:
-        yield Problem("trainer.run_eagerly", "is not supported with parameter servers; debug with cluster=none")
+    if trainer.run_eagerly and config.cluster.has_workers:
+        yield Problem("trainer.run_eagerly", "is not supported with workers; debug with cluster=none")
     if evaluation.runs_on == "fit" and not trainer.uses_fit:
         yield Problem("evaluation", "'validation' requires Model.fit; choose trainer=fit, or evaluation=direct")
     if evaluation.needs_parameter_servers and not config.cluster.has_parameter_servers:

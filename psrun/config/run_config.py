@@ -308,7 +308,7 @@ class RunConfig:
     @property
     def notes(self) -> list[str]:
         """Warnings about the configuration, to show before the run starts."""
-        if not self.partitioner.splits or self.cluster.has_parameter_servers:
+        if not self.partitioner.splits or self.cluster.has_workers:
             return []
         return [f"partitioner={self.partitioner.kind} has no effect without parameter servers"]
 

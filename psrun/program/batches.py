@@ -70,7 +70,8 @@ class ProgramData:
     @property
     def dealt(self) -> bool:
         """Whether the chief assigns batches to workers; otherwise each worker has its own stream."""
-        return self.config.data.visitation == "once" and self.distribution.coordinator is not None
+        has_workers = self.distribution.coordinator is not None or bool(self.config.cluster.played_by)
+        return self.config.data.visitation == "once" and has_workers
 
     @property
     def own_streams(self) -> bool:

@@ -426,7 +426,9 @@ def _epoch_line(epoch: Event, evaluation: Mapping[str, float | None], width: int
     data = epoch.data
     head = [f"epoch {data['epoch']}/{data['epochs']}", f"step {epoch.step}", *_pairs(data["metrics"])]
     evaluated = _pairs({f"val_{name}": value for name, value in evaluation.items()})
-    rates = [f"{data['steps_per_s']:.4g} steps/s", f"{data['examples_per_s']:,.0f} examples/s"]
+    kind = "virtual " if "virtual" in data else ""
+    timed = data["virtual"] if kind else data
+    rates = [f"{timed['steps_per_s']:.4g} {kind}steps/s", f"{timed['examples_per_s']:,.0f} {kind}examples/s"]
     whole = "  ".join([*head, *evaluated])
     if width is None or len(whole) <= width:
         return "  ".join(_that_fit([*head, *evaluated], rates, width))

@@ -407,7 +407,8 @@ def _waits(state: State, event: Event) -> State:
 
 
 def _epoch(state: State, event: Event) -> State:
-    return {name: event.data[name] for name in ("metrics", "steps") if name in event.data}  # once there were no steps
+    names = ("metrics", "steps", "virtual")  # once there were no steps
+    return {name: event.data[name] for name in names if name in event.data}
 
 
 def _staleness(state: State, event: Event) -> State:

@@ -128,6 +128,8 @@ def _scalars(event: Event) -> dict[str, float | None]:
     for name in ("learning_rate", "steps_per_s"):
         if name in event.data:
             others[name] = event.data[name]
+    for name, value in event.data.get("virtual", {}).items():
+        others[f"virtual/{name}"] = value
     return {**event.data.get("metrics", {}), **others}
 
 

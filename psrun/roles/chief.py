@@ -84,7 +84,7 @@ def run(run_config: RunConfig, context: TaskContext, stop: Stop) -> None:
         reporter.emit("start", title=run_config.title, run_folder=str(folder.path), notes=run_config.notes)
         versions = {name: version(name) for name in _VERSIONS}
         folder.emit("cluster", cluster=chief.cluster_facts, versions=versions)
-        if run_config.cluster.has_parameter_servers or run_config.consistency.one_process:
+        if run_config.cluster.has_workers or run_config.consistency.one_process:
             folder.emit("consistency", **run_config.consistency.facts)
         trainer = TRAINERS[run_config.trainer.kind](run_config)
         hooks = Hooks(run_config, folder, reporter)
@@ -362,6 +362,8 @@ def _result(run: TrainingRun, reporter: Reporter, start: StartClock) -> dict[str
     clock = run.clock
     monitor = run.monitor
     rate = clock.rate()
+    if run.program.config.cluster.played_by:  # nobody shall take the rate of this process for that of its workers
+        rate = None
     first_step_s = None
     if monitor.first_step_s is not None:
         first_step_s = round(reporter.wall_s - (time.monotonic() - monitor.first_step_s), 3)

@@ -145,6 +145,34 @@ def make(
     return Plan(placed, total, traffic, by_task, warnings, list(program.model.notes))
 
 
+def traffic_by_server(program: Program, num_ps: int, rule: str) -> list[Traffic]:
+    """Bytes that one worker moves in a step, by parameter server, if so many had the variables of a program.
+
+    Args:
+      program: with its variables in this process.
+      rule: by which variables are spread: one of `placement.RULES`.
+    """
+    lengths = batch_checks.mean_list_lengths(program.data.batch_spec, program.data.train_dataset)
+    traffic: dict[str, Traffic] = {}
+
+    def step() -> tf.Tensor:
+        traffic.update(_traffic(program, lengths))
+        return tf.constant(0)
+
+    tf.function(step).get_concrete_function()
+    variables = [*program.network.variables, *program.optimizer.variables()]
+    placed = _place(variables, program, num_ps, placement.RULES[rule])
+    by_server = [Traffic() for _ in range(num_ps)]
+    for name, moved in traffic.items():
+        shards = [shard for shard in placed if shard.variable == name and shard.kind == "model"]
+        read_bytes = placement.spread(moved.read_bytes, shards)
+        pushed_bytes = placement.spread(moved.pushed_bytes, shards)
+        for task in read_bytes:
+            index = int(task.removeprefix("ps-"))
+            by_server[index] += Traffic(read_bytes[task], pushed_bytes[task])
+    return by_server
+
+
 class _Recorder:
     """A variable creator that creates handles without values, and lists them in order.
 

@@ -166,7 +166,7 @@ class Reports:
         """The staleness of the updates of the epoch, if it is known."""
         run = self._run
         histograms: Mapping[str, events.Histogram] = {}
-        if run.program.distribution.coordinator is not None:
+        if run.program.config.cluster.has_workers:
             histograms = run.meter.take()
         elif run.delay is not None:
             histograms = run.delay.take()
@@ -187,6 +187,9 @@ class Reports:
         seconds, rate = run.clock.epoch_ends(context.step, run.monitor)
         run.monitor.note_epoch(dict(context.metrics))  # to which the evaluation adds its own
         run.measure_step_time()
+        virtual = {}
+        if run.program.config.cluster.played_by and (times := run.closures.virtual_time()):
+            virtual["virtual"] = times
         run.reporter.emit(
             "epoch",
             step=context.step,
@@ -200,6 +203,7 @@ class Reports:
             step_time=asdict(run.step_time) if run.step_time else None,
             steps=run.steps,
             steps_repeated=run.steps_repeated,
+            **virtual,
         )
         warning = undefined_warning(metrics, f"examples of epoch {context.epoch}")
         if warning is not None and not self._has_warned:

@@ -65,7 +65,8 @@ class Scheduler:
             if len(self._do) == _MOST_KINDS:
                 message = f"more than {_MOST_KINDS} different step functions, each of which is traced"
                 raise ValueError(f"{message}; define them once, outside the loop")
-            self._do[step] = self._alone(step) if self._coordinator is None else self._make(step).schedule
+            has_workers = self._program.config.cluster.has_workers
+            self._do[step] = self._make(step).schedule if has_workers else self._alone(step)
         return self._do[step](most)
 
     def join(self) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from psrun import files
+from psrun import files, parts
 from psrun.checkpoint.storage import Position
 from psrun.closures.delays import SimulatedDelay
 from psrun.closures.input_streams import Stream, TrainingInput
@@ -341,7 +341,7 @@ class TrainingRun:
 
     def feed(self) -> Stream:
         """Where the steps on workers get their batches, from here on."""
-        return self._input.on_workers(self.scheduled)
+        return self._input.on_workers(self.scheduled, self.closures.dealt_input)
 
     def train_dataset(self) -> Callable[..., tf.data.Dataset]:
         """Makes the training data from here on, in this process."""
@@ -356,7 +356,10 @@ class TrainingRun:
     def closures(self) -> TrainingClosures:
         """The closures of steps, on the workers of a coordinator."""
         mode = self.program.config.consistency
-        return mode.load()(self.program.distribution, mode)
+        played_by = self.program.config.cluster.played_by
+        make = parts.load(played_by) if played_by else mode.load()
+        closures: TrainingClosures = make(self.program.distribution, mode)
+        return closures
 
     @functools.cached_property
     def meter(self) -> StalenessMeter:

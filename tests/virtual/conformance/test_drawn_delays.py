@@ -10,11 +10,11 @@ import pytest
 from outcomes import check_equal
 from support import STEPS, variables
 
-from psrun.config import choices
 from psrun.results.events import staleness_by_worker
 from psrun.results.run_folder import RunFolder
+from psrun.virtual.times import delay_probabilities
 
-LATE = ("cluster=none", "consistency=simulated")
+LATE = ("cluster=virtual", "cluster.delay=constant")
 
 AWARE = ("optimizer.staleness_aware=true", "optimizer.delay_compensation=0.5")
 
@@ -25,36 +25,27 @@ def weights(folder: RunFolder) -> dict[str, np.ndarray]:
 
 @pytest.mark.thorough
 @pytest.mark.tensorflow
-@pytest.mark.parametrize(
-    ("trainer", "model", "optimizer"),
-    [
-        pytest.param("custom_loop", "wide_deep", "lazy_adam", marks=pytest.mark.part("recsys")),
-        ("fit", "dense", "adam"),
-    ],
-)
-def test_without_delay_all_bits_are_those_of_plain_training(train, trainer, model, optimizer):
-    pieces = ("cluster=none", f"trainer={trainer}", f"model={model}", f"optimizer={optimizer}")
-    plain, here = train(*pieces)
-    late, there = train(*pieces, *LATE, "consistency.mean=0")
+@pytest.mark.part("recsys")
+def test_without_delay_all_bits_are_those_of_plain_training(train):
+    pieces = ("trainer=custom_loop", "model=wide_deep", "optimizer=lazy_adam")
+    plain, here = train(*pieces, "cluster=none")
+    late, there = train(*pieces, *LATE, "cluster.mean_delay=0")
     assert late["metrics"] == plain["metrics"]
     assert late["staleness"]["histogram"] == [[0, 2 * STEPS]]
+    assert "virtual" not in late
     check_equal(variables(there), variables(here))
 
 
 @pytest.mark.tensorflow
 @pytest.mark.parametrize(
-    ("trainer", "options", "formula"),
-    [
-        ("custom_loop", (), {}),
-        ("fit", AWARE, {"late_rate": delayed.divided_rate, "compensation": 0.5}),
-    ],
+    ("options", "formula"),
+    [((), {}), (AWARE, {"late_rate": delayed.divided_rate, "compensation": 0.5})],
 )
-def test_a_constant_delay_is_delayed_gradient_descent(train, trainer, options, formula):
+def test_a_constant_delay_is_delayed_gradient_descent(train, options, formula):
     steps = ("trainer.epochs=1", "trainer.steps_per_epoch=20", "trainer.steps_per_execution=5")
-    result, folder = train(*delayed.LINEAR, *LATE, "consistency.mean=3", f"trainer={trainer}", *steps, *options)
+    result, folder = train(*delayed.LINEAR, *LATE, "cluster.mean_delay=3", "trainer=custom_loop", *steps, *options)
     delayed.check(weights(folder), *delayed.by_hand(delayed.delayed(3, 20), 0.1, **formula))
     assert result["staleness"]["histogram"] == [[0, 1], [1, 1], [2, 1], [3, 17]]
-    assert result["consistency"] == {"mode": "simulated", "run": None, "delay": "constant", "mean": 3}
 
 
 @pytest.mark.thorough
@@ -63,8 +54,8 @@ def test_a_recorded_histogram_is_reproduced_with_the_seed_and_after_a_resume(tra
     recorded = {0: 50, 1: 120, 2: 20, 6: 10}
     (tmp_path / "run.json").write_text(json.dumps({"staleness": staleness_by_worker({"worker-0": recorded})}))
     num_steps = 400
-    pieces = (*delayed.LINEAR, *LATE, "consistency.delay=recorded", "consistency.mean=null",
-              f"consistency.run={tmp_path}", f"trainer.steps_per_epoch={num_steps}",
+    pieces = (*delayed.LINEAR, "cluster=virtual", "cluster.delay=recorded", "trainer=custom_loop",
+              f"cluster.like={tmp_path}", f"trainer.steps_per_epoch={num_steps}",
               "trainer.steps_per_execution=100")  # fmt: skip
     result, folder = train(*pieces)
     drawn = dict(result["staleness"]["histogram"])
@@ -84,10 +75,10 @@ def test_a_recorded_histogram_is_reproduced_with_the_seed_and_after_a_resume(tra
 
 
 def test_probabilities_have_the_configured_mean():
-    assert choices.delay_probabilities("constant", 2, None) == [0, 0, 1]
-    assert choices.delay_probabilities("uniform", 1.5, None) == [0.25] * 4
-    geometric = choices.delay_probabilities("geometric", 4, None)
+    assert delay_probabilities("constant", 2, None) == [0, 0, 1]
+    assert delay_probabilities("uniform", 1.5, None) == [0.25] * 4
+    geometric = delay_probabilities("geometric", 4, None)
     assert sum(geometric) == pytest.approx(1)
     assert sum(delay * share for delay, share in enumerate(geometric)) == pytest.approx(4, rel=0.02)
     assert geometric[1] / geometric[0] == pytest.approx(0.8)
-    assert choices.delay_probabilities("geometric", 0, None) == [1]
+    assert delay_probabilities("geometric", 0, None) == [1]

@@ -1,0 +1,1 @@
+"""Clusters in virtual time: one process trains as many workers would."""

@@ -1,0 +1,188 @@
+"""`cluster=virtual`: its keys in the configuration, and its answers to the core."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from psrun.config.choices import staleness_histogram
+from psrun.config.clusters import PLACEMENT_RULES, ClusterChoice, ClusterRun
+from psrun.config.schema import at_least, one_of
+from psrun.errors import Problem
+from psrun.virtual.times import DELAYS, DrawnDelays, StepSeconds, delay_probabilities
+
+_NOT_PLAYED = ("scheduled",)
+_USUAL_LATENCY_S = 0.0002  # in a data center
+
+
+@dataclass(frozen=True, kw_only=True)
+class Virtual(ClusterChoice):
+    """Workers and parameter servers in virtual time, whose arithmetic this process does.
+
+    Attributes:
+      step_s: seconds in which a worker computes a step; None with `like` or `delay`.
+      step_deviation: the standard deviation of that time, as a multiple of it.
+      like: the run whose measured step time is used, or with `delay` its staleness: its folder, or its run.json.
+      pause_probability: of a step that takes `pause_s` longer, on any worker.
+      latency_s: of a message, one way; None: as measured with `like`, or a usual one.
+      bytes_per_s: that a parameter server sends, and that it receives.
+      closure_s: seconds of the chief for an execution.
+      update_s: seconds of the chief for an update of several gradients.
+      delay: instead of times, the distribution of the number of updates by which gradients are late.
+      mean_delay: its mean, in updates; None if recorded.
+    """
+
+    played_by: ClassVar[str] = "psrun.virtual.steps:VirtualClosures"
+    kind: str
+    like: str | None
+    slow_workers: dict[int, float] | None
+    step_s: float | None = at_least(0)
+    step_deviation: float = at_least(0)
+    pause_probability: float = at_least(0, at_most=1)
+    pause_s: float = at_least(0)
+    latency_s: float | None = at_least(0)
+    bytes_per_s: float = at_least(1)
+    closure_s: float = at_least(0)
+    update_s: float = at_least(0)
+    delay: str | None = one_of(*DELAYS, None)
+    mean_delay: float | None = at_least(0)
+    num_workers: int = at_least(1)
+    num_ps: int = at_least(1)
+    placement: str = one_of(*PLACEMENT_RULES)
+    fork_server: bool = True
+
+    @property
+    def title(self) -> str:
+        if self.delay is not None:
+            return f"{self.kind} ({self.delay} delay)"
+        return f"{self.kind} ({self.num_workers} workers, {self.num_ps} ps)"
+
+    @property
+    def mean_step_s(self) -> float:
+        """Seconds in which a worker that is not slow computes a step, with its batch.
+
+        Raises:
+          ValueError: `like` is not a run with such a time.
+        """
+        if self.like is None:
+            if self.step_s is None:
+                raise ValueError(
+                    "is required; set it to the seconds of a step on a worker, or set cluster.like to a run"
+                )
+            return self.step_s
+        step_time = _step_time(self.like)
+        return float(step_time["compute_s"]) + float(step_time["input_s"])
+
+    @property
+    def message_s(self) -> float:
+        """Seconds of a message, one way. With `like`, a quarter of what a step waited for parameters and updates: it
+        sends four messages, and the bytes of one worker take little of that time.
+
+        Raises:
+          ValueError: `like` is not a run with such a time.
+        """
+        if self.latency_s is not None:
+            return self.latency_s
+        return _USUAL_LATENCY_S if self.like is None else float(_step_time(self.like)["traffic_s"]) / 4
+
+    def step_seconds(self, seed: int) -> StepSeconds:
+        """The seconds of the steps of all workers."""
+        return StepSeconds(
+            self.mean_step_s,
+            self.step_deviation,
+            self.slow_workers,
+            self.pause_probability,
+            self.pause_s,
+            seed,
+        )
+
+    def drawn_delays(self, seed: int) -> DrawnDelays:
+        """The delays of updates, with `delay`. Raises ValueError if their distribution does not exist."""
+        assert self.delay is not None
+        recorded = None
+        if self.delay == "recorded":
+            if self.like is None:
+                raise ValueError("is required with cluster.delay=recorded; set it to a run folder")
+            try:
+                recorded = staleness_histogram(_recorded(self.like)["staleness"])
+            except (KeyError, TypeError, ValueError) as error:
+                raise ValueError(f"names {self.like}, which has no histogram at staleness.histogram") from error
+        return DrawnDelays(delay_probabilities(self.delay, self.mean_delay, recorded), seed)
+
+    def problems(self, config: ClusterRun) -> list[Problem]:
+        problems = self._problems_of_delays(config) if self.delay is not None else self._problems_of_times()
+        consistency: Any = config.consistency
+        if consistency.kind in _NOT_PLAYED:
+            message = f"is '{consistency.kind}', which cluster=virtual does not play; choose another mode"
+            problems.append(Problem("consistency", message))
+        trainer: Any = config.trainer
+        if trainer.kind != "custom_loop":
+            message = f"is '{trainer.kind}', which runs steps in its own order; choose custom_loop with cluster=virtual"
+            problems.append(Problem("trainer", message))
+            return problems
+        for key, value, only in (
+            ("dense_sync_every", trainer.dense_sync_every, 1),
+            ("prefetch_rows", trainer.prefetch_rows, False),
+        ):
+            if value != only:
+                message = f"is {value}, which cluster=virtual does not support; set it to {only}"
+                problems.append(Problem(f"trainer.{key}", message))
+        return problems
+
+    def _problems_of_times(self) -> list[Problem]:
+        problems = []
+        if self.mean_delay is not None:
+            problems.append(Problem("cluster.mean_delay", "has no effect without cluster.delay; set it to null"))
+        if self.like is not None and self.step_s is not None:
+            problems.append(Problem("cluster.step_s", "has no effect with cluster.like; set it to null"))
+        try:
+            if self.mean_step_s <= 0:
+                key = "step_s" if self.like is None else "like"
+                problems.append(Problem(f"cluster.{key}", "gives steps of 0 s; they must take some time"))
+        except (ValueError, KeyError, TypeError) as error:
+            problems.append(Problem("cluster.step_s" if self.like is None else "cluster.like", str(error)))
+        return problems
+
+    def _problems_of_delays(self, config: ClusterRun) -> list[Problem]:
+        problems = []
+        consistency: Any = config.consistency
+        if consistency.kind != "async":
+            message = f"is '{consistency.kind}', but delays that are drawn follow no mode; choose async"
+            problems.append(Problem("consistency", message))
+        key, unused = ("like", "mean_delay") if self.delay == "recorded" else ("mean_delay", "like")
+        if getattr(self, unused) is not None:
+            message = f"has no effect with cluster.delay={self.delay}; set it to null"
+            problems.append(Problem(f"cluster.{unused}", message))
+        if self.step_s is not None:
+            message = "has no effect with cluster.delay, with which no time passes; set it to null"
+            problems.append(Problem("cluster.step_s", message))
+        try:
+            self.drawn_delays(0)
+        except ValueError as error:
+            problems.append(Problem(f"cluster.{key}", str(error)))
+        return problems
+
+
+def _step_time(run: str) -> dict[str, Any]:
+    """The mean times of a step of a run. Raises ValueError without them."""
+    step_time = _recorded(run).get("step_time")
+    if not isinstance(step_time, dict):
+        raise ValueError(f"names {run}, which has no step_time: only steps on real workers are measured")
+    return step_time
+
+
+def _recorded(run: str) -> dict[str, Any]:
+    """The run.json of a run. Raises ValueError without one."""
+    path = Path(run).expanduser()
+    path = path / "run.json" if path.is_dir() else path
+    try:
+        recorded = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"names {path}, which cannot be read: {error.strerror or error}") from error
+    except ValueError as error:
+        raise ValueError(f"names {path}, which is not JSON: {error}") from error
+    if not isinstance(recorded, dict):
+        raise ValueError(f"names {path}, which is no run.json")
+    return recorded
