@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import functools
 import importlib.resources
-import itertools
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
 import yaml
@@ -39,8 +36,6 @@ from psrun.config.schema import AUTO, Choice, at_least, did_you_mean, one_of
 from psrun.config.targets import Target
 from psrun.errors import Problem
 
-DELAYS = ("constant", "uniform", "geometric", "recorded")
-_TAIL = 0.001  # of updates: their delays count as the longest delay of all others
 MAX_UNROLLED_STEPS = 10  # in the graph of an execution: more gain little
 WHOLE_FILES = (".keras", ".h5", ".hdf5")  # of a model, as one file
 ARTIFACTS = ("config", "result", "export", "best_checkpoint")
@@ -245,67 +240,6 @@ def staleness_histogram(recorded: Mapping[str, Any]) -> dict[int, int]:
     return dict(sorted(pairs.items()))
 
 
-def staleness_of_run(run: str) -> dict[int, int]:
-    """The recorded histogram of a run.
-
-    Args:
-      run: a run folder, or its run.json.
-
-    Raises:
-      ValueError: there is no such file, or no histogram in it; the message says which.
-    """
-    path = Path(run).expanduser()
-    path = path / "run.json" if path.is_dir() else path
-    try:
-        recorded = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror or error}") from error
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from error
-    try:
-        return staleness_histogram(recorded["staleness"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} has no histogram at staleness.histogram") from error
-
-
-def delay_probabilities(kind: str, mean: float | None, run: str | None) -> list[float]:
-    """The probabilities of the delays 0, 1, ...; the last one is not 0.
-
-    Args:
-      kind: one of `KINDS`. Uniform: from 0 to twice the mean.
-      mean: in updates; None if recorded.
-      run: as in `staleness_of_run`; None otherwise.
-
-    Raises:
-      ValueError: the distribution does not exist; the message says why.
-    """
-    if kind == "recorded":
-        if run is None:
-            raise ValueError("is required with consistency.delay=recorded; set it to a run folder")
-        counts = staleness_of_run(run)
-        total = sum(counts.values())
-        return _without_tail([counts.get(delay, 0) / total for delay in range(max(counts) + 1)])
-    if mean is None:
-        raise ValueError(f"is required with consistency.delay={kind}; set it to a number of updates")
-    if kind == "geometric":
-        share = 1 / (1 + mean)
-        longest = 0 if share == 1 else math.ceil(math.log(_TAIL) / math.log(1 - share))
-        return _without_tail([share * (1 - share) ** delay for delay in range(longest + 1)])
-    most = mean if kind == "constant" else 2 * mean
-    if most != int(most):
-        kind_of_number = "an integer" if kind == "constant" else "a multiple of 0.5"
-        raise ValueError(f"is {mean}, must be {kind_of_number} with consistency.delay={kind}")
-    number = int(most) + 1
-    return [0.0] * (number - 1) + [1.0] if kind == "constant" else [1 / number] * number
-
-
-def _without_tail(values: list[float]) -> list[float]:
-    """Without the tail, whose probability goes to the longest delay that is kept."""
-    up_to = itertools.accumulate(values)
-    longest = next(delay for delay, share in enumerate(up_to) if share > 1 - _TAIL)
-    return [*values[:longest], 1.0 - sum(values[:longest])]
-
-
 class TrainingRun(Protocol):
     """What a consistency mode may ask of a run to train: of its `psrun.config.run_config.RunConfig`."""
 
@@ -325,13 +259,10 @@ class ConsistencyChoice(Choice):
     """The interface of every consistency mode; by default, the answers of asynchronous training.
 
     The implementation is a subclass of `psrun.closures.training_closures.TrainingClosures`, called with the
-    `Distribution` and the choice; its `steps` makes the scheduler of the steps. The implementation of a mode of one
-    process has the methods `begin` and `take` of `psrun.closures.delays.SimulatedDelay`, and is called with the
-    `Program` and the choice.
+    `Distribution` and the choice; its `steps` makes the scheduler of the steps.
 
     Attributes:
       needs_parameter_servers: whether the mode has a meaning only with parameter servers.
-      one_process: whether the mode has a meaning only without a cluster.
       max_delay: a round starts once all rounds before the one this many rounds earlier are done; None for no bound.
       averages: whether an update averages several gradients; else each gradient is an update.
       min_workers: the least number of gradients of an update while workers are lost; None for as many as otherwise.
@@ -343,7 +274,6 @@ class ConsistencyChoice(Choice):
 
     implementation = "psrun.closures.scheduling:AsynchronousClosures"
     needs_parameter_servers: ClassVar[bool] = True
-    one_process: ClassVar[bool] = False
     kind: str
     max_delay: int | None = None
     staleness: int | None = None
@@ -619,7 +549,7 @@ class Hybrid(_Averaging):
         return problems
 
 
-_NEVER_SCHEDULED = ("simulated", "scheduled")
+_NEVER_SCHEDULED = ("scheduled",)
 
 
 @dataclass(frozen=True)
@@ -726,47 +656,6 @@ class Scheduled(ConsistencyChoice):
         return problems
 
 
-@dataclass(frozen=True)
-class Simulated(ConsistencyChoice):
-    """Each gradient is applied a drawn number of updates after its weights were read.
-
-    Attributes:
-      delay: the distribution of that number.
-      mean: its mean, in updates; None if recorded.
-      run: the run folder, or the run.json, whose recorded staleness is reproduced; None otherwise.
-    """
-
-    implementation = "psrun.closures.delays:SimulatedDelay"
-    needs_parameter_servers = False
-    one_process = True
-    kind: str
-    run: str | None
-    delay: str = one_of(*DELAYS)
-    mean: float | None = at_least(0)
-
-    @property
-    def probabilities(self) -> list[float]:
-        """The probabilities of delays of 0, 1, ... updates. Raises ValueError without such a distribution."""
-        return delay_probabilities(self.delay, self.mean, self.run)
-
-    def problems(self, config: TrainingRun) -> list[Problem]:
-        problems = []
-        if config.cluster.kind != "none":
-            got = f"got cluster={config.cluster.kind}: choose cluster=none, or async"
-            problems.append(Problem("consistency", f"'simulated' trains in one process; {got}"))
-        if not config.trainer.has_fixed_epochs:
-            problems.append(Problem("trainer", "steps of 'own_loop' cannot be delayed; choose custom_loop or fit"))
-        key, unused = ("run", "mean") if self.delay == "recorded" else ("mean", "run")
-        if getattr(self, unused) is not None:
-            message = f"has no effect with consistency.delay={self.delay}; set it to null"
-            problems.append(Problem(f"consistency.{unused}", message))
-        try:
-            _ = self.probabilities
-        except ValueError as error:
-            problems.append(Problem(f"consistency.{key}", str(error)))
-        return problems
-
-
 # By name, as `kind` in conf/.
 CONSISTENCY_MODES: dict[str, type] = {
     "async": Asynchronous,
@@ -777,7 +666,6 @@ CONSISTENCY_MODES: dict[str, type] = {
     "k_async": KAsynchronous,
     "hybrid": Hybrid,
     "scheduled": Scheduled,
-    "simulated": Simulated,
 }
 
 

@@ -265,9 +265,9 @@ def _check_late_gradients(config: RunConfig) -> list[Problem]:
         key = f"optimizer.{name}"
         if not options.get(name) or config.mode in OF_A_RUN:
             continue
-        if not config.cluster.has_workers and not config.consistency.one_process:
+        if not config.cluster.has_workers:
             message = f"requires a known staleness, which cluster={config.cluster.kind} does not have"
-            problems.append(Problem(key, f"{message}; choose consistency=simulated or parameter servers"))
+            problems.append(Problem(key, f"{message}; choose parameter servers, or cluster=virtual"))
         elif config.consistency.averages:
             why = "the updates of parameter servers are of several gradients"
             message = f"has no effect with consistency={config.consistency.kind}, where {why}; remove it"

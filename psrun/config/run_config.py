@@ -298,7 +298,7 @@ class RunConfig:
         """Model, cluster, trainer and, unless it is asynchronous, the consistency mode in one line."""
         title = f"{self.model.name.rpartition('.')[2]} on {self.cluster.title}, {self.trainer.kind}"
         mode = self.consistency
-        return f"{title}, {mode.title}" if mode.needs_parameter_servers or mode.one_process else title
+        return f"{title}, {mode.title}" if mode.needs_parameter_servers else title
 
     @property
     def counts_default_executions(self) -> bool:

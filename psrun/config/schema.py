@@ -210,6 +210,8 @@ def _not_allowed(field: dataclasses.Field, value: Any, where: str) -> Iterator[P
         if value != word:
             guess = did_you_mean(value, [word]) if is_near(value, [word]) else ""
             yield Problem(where, f"is {value!r}, must be a number of {minimum} or more, or {word}.{guess}".rstrip("."))
+    elif minimum is not None and value is not None and math.isnan(value):  # no comparison would refuse it
+        yield Problem(where, f"is {value}, must be a number")
     elif minimum is not None and value is not None and value < minimum:
         yield Problem(where, f"is {value}, must be {minimum} or more")
     elif minimum is not None and value is not None and value > field.metadata.get("at_most", math.inf):

@@ -84,7 +84,7 @@ def run(run_config: RunConfig, context: TaskContext, stop: Stop) -> None:
         reporter.emit("start", title=run_config.title, run_folder=str(folder.path), notes=run_config.notes)
         versions = {name: version(name) for name in _VERSIONS}
         folder.emit("cluster", cluster=chief.cluster_facts, versions=versions)
-        if run_config.cluster.has_workers or run_config.consistency.one_process:
+        if run_config.cluster.has_workers:
             folder.emit("consistency", **run_config.consistency.facts)
         trainer = TRAINERS[run_config.trainer.kind](run_config)
         hooks = Hooks(run_config, folder, reporter)

@@ -6,7 +6,7 @@ An action is what a hook of the user is: a callable of a `HookContext`. psrun's 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
 from psrun.config.topology import CHIEF, Task, Topology
@@ -54,7 +54,6 @@ def in_order(
     return Actions(
         before_epoch=[
             policies.lower_rate,  # a learning rate that falls has one value for all steps of an epoch
-            saves.begin_delays,  # simulated delays begin anew with the present weights
             *([profile.before_epoch] if profile else []),  # last: the profile has only steps
         ],
         during_epoch=[
@@ -165,12 +164,9 @@ class Reports:
     def staleness(self, context: HookContext) -> None:
         """The staleness of the updates of the epoch, if it is known."""
         run = self._run
-        histograms: Mapping[str, events.Histogram] = {}
-        if run.program.config.cluster.has_workers:
-            histograms = run.meter.take()
-        elif run.delay is not None:
-            histograms = run.delay.take()
-        measured = events.staleness_by_worker(histograms)
+        if not run.program.config.cluster.has_workers:
+            return
+        measured = events.staleness_by_worker(run.meter.take())
         if measured:
             run.reporter.emit("staleness", step=context.step, epoch=context.epoch, **measured)
 
@@ -221,11 +217,6 @@ class Saves:
         self._hooks = hooks
         self._is_due = False
 
-    def begin_delays(self, context: HookContext) -> None:
-        """Lets simulated delays begin: with an epoch, and with a checkpoint, which has the present weights only."""
-        if self._run.delay is not None:
-            self._run.delay.begin()
-
     def check(self, context: HookContext) -> None:
         """Raises the error of a checkpoint that could not be written, as `CheckpointSchedule.check` does."""
         if self._schedule is not None:
@@ -245,7 +236,6 @@ class Saves:
         with run.clock.paused():
             self._checks.mean_loss(context)
             self._save(run.program.iterations, within_epoch=True)
-            self.begin_delays(context)
             run.monitor.goes_on()
 
     def cut_epoch(self, context: HookContext) -> None:

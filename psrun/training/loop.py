@@ -21,7 +21,6 @@ import tensorflow as tf
 
 from psrun import files, parts
 from psrun.checkpoint.storage import Position
-from psrun.closures.delays import SimulatedDelay
 from psrun.closures.input_streams import Stream, TrainingInput
 from psrun.closures.measurements import StalenessMeter, StepProfiler, StepTime, step_time
 from psrun.closures.stage import Step
@@ -138,7 +137,6 @@ class TrainingRun:
       epoch: the running epoch, or the last one.
       scheduled: number of steps scheduled by this process.
       left: number of steps to apply when the run began.
-      delay: simulates late updates; None if the mode is another.
       profiler: measures where the time of steps on workers goes; None before there are any.
       step_time: where the time of a step has gone up to the last epoch; None if it is not measured.
     """
@@ -170,7 +168,6 @@ class TrainingRun:
         )
         self.clock = Clock(self.first_step)
         self.scheduled = 0
-        self.delay = _simulated_delay(program)
         self.profiler: StepProfiler | None = None
         self.step_time: StepTime | None = None
         self.epoch = Epoch(self, start.epochs, is_joined=True, is_over=True)
@@ -384,15 +381,6 @@ class TrainingRun:
             self.folder.emit("packed", step=step, **asdict(packed))
         else:
             self.reporter.emit("packing", step=step, **asdict(packed))
-
-
-def _simulated_delay(program: Program) -> SimulatedDelay | None:
-    """What simulates late updates in this process; None if the mode is another."""
-    mode = program.config.consistency
-    if not mode.one_process:
-        return None
-    delay: SimulatedDelay = mode.load()(program, mode)
-    return delay
 
 
 @dataclass(frozen=True)

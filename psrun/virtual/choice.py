@@ -13,6 +13,7 @@ from psrun.config.schema import at_least, one_of
 from psrun.errors import Problem
 from psrun.virtual.times import DELAYS, DrawnDelays, StepSeconds, delay_probabilities
 
+_MOST = 1e6  # seconds, or updates; infinity is no time of a step
 _NOT_PLAYED = ("scheduled",)
 _USUAL_LATENCY_S = 0.0002  # in a data center
 
@@ -38,16 +39,16 @@ class Virtual(ClusterChoice):
     kind: str
     like: str | None
     slow_workers: dict[int, float] | None
-    step_s: float | None = at_least(0)
-    step_deviation: float = at_least(0)
+    step_s: float | None = at_least(0, at_most=_MOST)
+    step_deviation: float = at_least(0, at_most=100)
     pause_probability: float = at_least(0, at_most=1)
-    pause_s: float = at_least(0)
-    latency_s: float | None = at_least(0)
+    pause_s: float = at_least(0, at_most=_MOST)
+    latency_s: float | None = at_least(0, at_most=_MOST)
     bytes_per_s: float = at_least(1)
-    closure_s: float = at_least(0)
-    update_s: float = at_least(0)
+    closure_s: float = at_least(0, at_most=_MOST)
+    update_s: float = at_least(0, at_most=_MOST)
     delay: str | None = one_of(*DELAYS, None)
-    mean_delay: float | None = at_least(0)
+    mean_delay: float | None = at_least(0, at_most=_MOST)
     num_workers: int = at_least(1)
     num_ps: int = at_least(1)
     placement: str = one_of(*PLACEMENT_RULES)
@@ -115,8 +116,10 @@ class Virtual(ClusterChoice):
         problems = self._problems_of_delays(config) if self.delay is not None else self._problems_of_times()
         consistency: Any = config.consistency
         if consistency.kind in _NOT_PLAYED:
-            message = f"is '{consistency.kind}', which cluster=virtual does not play; choose another mode"
-            problems.append(Problem("consistency", message))
+            message = (
+                f"'virtual' does not play consistency={consistency.kind}; choose another mode or cluster=inprocess"
+            )
+            problems.append(Problem("cluster", message))
         trainer: Any = config.trainer
         if trainer.kind != "custom_loop":
             message = f"is '{trainer.kind}', which runs steps in its own order; choose custom_loop with cluster=virtual"
@@ -136,7 +139,8 @@ class Virtual(ClusterChoice):
         if self.mean_delay is not None:
             problems.append(Problem("cluster.mean_delay", "has no effect without cluster.delay; set it to null"))
         if self.like is not None and self.step_s is not None:
-            problems.append(Problem("cluster.step_s", "has no effect with cluster.like; set it to null"))
+            problems.append(Problem("cluster.step_s", "has no effect with cluster.like; set one of them to null"))
+            return problems
         try:
             if self.mean_step_s <= 0:
                 key = "step_s" if self.like is None else "like"

@@ -37,23 +37,24 @@ def rewind(folder: RunFolder, step: int) -> None:
             store._remove(each)
 
 
-DELAYED = ("consistency=simulated", "consistency.mean=2")
+ALONE = ("cluster=none",)
+DELAYED = ("cluster=virtual", "cluster.delay=constant", "cluster.mean_delay=2")
 
 
 @pytest.mark.tensorflow
 @pytest.mark.parametrize(
-    ("trainer", "more", "steps"),
+    ("trainer", "cluster", "steps"),
     [
-        ("fit", (), (17,)),
-        ("custom_loop", DELAYED, (5,)),
-        pytest.param("custom_loop", (), (5, 12, 17), marks=pytest.mark.thorough),
+        ("fit", ALONE, (17,)),
+        pytest.param("custom_loop", DELAYED, (5,), marks=pytest.mark.part("virtual")),
+        pytest.param("custom_loop", ALONE, (5, 12, 17), marks=pytest.mark.thorough),
     ],
 )
-def test_a_run_that_was_cut_short_ends_as_if_it_had_not_been(train, trainer, more, steps):
+def test_a_run_that_was_cut_short_ends_as_if_it_had_not_been(train, trainer, cluster, steps):
     """In one process, one stream of data: from any checkpoint on, the same batches and so the same bits."""
     pieces = (
-        "cluster=none", f"trainer={trainer}", "checkpoint.every_steps=5", "checkpoint.max_to_keep=9",
-        "trainer.steps_per_execution=5", "evaluation=none", *more,
+        *cluster, f"trainer={trainer}", "checkpoint.every_steps=5", "checkpoint.max_to_keep=9",
+        "trainer.steps_per_execution=5", "evaluation=none",
     )  # fmt: skip
     _, whole = train(*pieces)
     shutil.copytree(whole.path, whole.path.with_name("cut"))

@@ -29,7 +29,7 @@ SOURCE, STREAM, BRANCHING = (f"data._target_=python_branches.{name}" for name in
                 ("cluster=inprocess", SOURCE, "data.visitation=once", "+model.own_step=true"),
                 ("cluster=inprocess", SOURCE, "trainer=own_loop", "trainer._target_=python_branches.loop"),
                 ("cluster=inprocess", "cluster.replicas_per_worker=3", STREAM, "+model.own_step=true"),
-                ("cluster=none", SOURCE, "consistency=simulated", "+model.own_step=true"),
+                ("cluster=none", SOURCE, "+model.own_step=true"),
             ]
         ),
     ],

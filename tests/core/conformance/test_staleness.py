@@ -34,7 +34,10 @@ def test_updates_of_another_worker_between_a_read_and_its_update_are_counted(tra
 
 
 @pytest.mark.tensorflow
-@pytest.mark.parametrize("place", ["simulated", pytest.param("servers", marks=pytest.mark.inprocess)])
+@pytest.mark.parametrize(
+    "place",
+    [pytest.param("virtual", marks=pytest.mark.part("virtual")), pytest.param("servers", marks=pytest.mark.inprocess)],
+)
 def test_the_rule_of_the_guide_is_the_rate_of_late_updates(train, tmp_path, monkeypatch, place):
     page = (ROOT / "docs" / "guides" / "consistency.md").read_text(encoding="utf-8")
     code = dict(blocks(page, "python"))["rules.py"]
@@ -47,7 +50,8 @@ def test_the_rule_of_the_guide_is_the_rate_of_late_updates(train, tmp_path, monk
                    "trainer.steps_per_execution=1"]  # fmt: skip
         updates = [(0, 0), (1, 1), (2, 2), (3, 3), (4, 4), (0, 0)]
     else:
-        pieces += ["cluster=none", "consistency=simulated", "consistency.mean=3", "trainer.steps_per_epoch=20"]
+        pieces += ["cluster=virtual", "cluster.delay=constant", "cluster.mean_delay=3", "trainer.steps_per_epoch=20",
+                   "trainer=custom_loop"]  # fmt: skip
         updates = delayed.delayed(3, 20)
     _, folder = train(*pieces)
     by_hand = delayed.by_hand(updates, 0.1, late_rate=lambda rate, delay: rate * 0.5 ** (delay / 4))

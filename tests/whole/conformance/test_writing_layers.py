@@ -91,8 +91,6 @@ def test_states_are_those_of_the_checkpoint_in_a_resumed_run(train):
         ("lstm", "keras", (*NONE, "export.at_end=true"), "export.at_end: .* lstm keeps its state"),
         ("own", "tf_keras", ("cluster=inprocess", "cluster.replicas_per_worker=2"), "model: .* several replicas"),
         ("lstm", "tf_keras", SHARDS, "model: .*Stateful RNNs"),
-        ("own", "keras", ("cluster=none", "consistency=simulated"), "consistency: .* projected.*/kernel"),
-        ("own", "tf_keras", ("cluster=none", "consistency=simulated"), "consistency: .* own/kernel"),
         # tf-keras' layer returns the variable from a branch. Once it trains here, drop the text from `_OF_CUT_WEIGHTS`.
         ("spectral", "tf_keras", SHARDS, "partitioner: is fixed_shards, .* layer spectral_normalization"),
     ],

@@ -66,6 +66,7 @@ def folder(tmp_path, monkeypatch):
     """A folder with the runs and files that pages name."""
     for name in ("RUN", "A", "B", "first"):
         a_run(tmp_path / "runs" / name)
+    a_run(tmp_path / "runs" / "one", step_time={"input_s": 0.0, "traffic_s": 0.004, "compute_s": 0.02, "other_s": 0.0})
     table = yaml.safe_load((ROOT / "conf" / "data" / "table.yaml").read_text())
     clicks = {"data": {**table, "path": "clicks.csv", "label": "clicked"}}
     a_run(tmp_path / "runs" / "clicks", config=clicks, overrides=["data=table"])

@@ -22,7 +22,7 @@ from psrun.config.topology import EVALUATOR, Task
 from psrun.errors import ConfigError
 
 NEEDED = {
-    "validation": ["trainer=fit"], "multi_worker_mirrored": ["trainer=fit"], "simulated": ["cluster=none"],
+    "validation": ["trainer=fit"], "multi_worker_mirrored": ["trainer=fit"],
     "sidecar": ["cluster=local"], "sidecar_thread": ["cluster=local"],
     "scheduled": ["consistency.schedule={0: sync}"],
 }  # fmt: skip

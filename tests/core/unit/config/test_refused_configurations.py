@@ -139,7 +139,6 @@ VALUES: dict[str, list[Any]] = {
     "predict.keep": [["id", "id"]],
     "system.every_s": [0, "often"],
 }
-LATE = "cluster=none consistency=simulated"
 RAISES = "{_target_: user_code.raises"
 # Choices and keys that are valid alone.
 COMBINATIONS = {
@@ -192,16 +191,6 @@ COMBINATIONS = {
     "trainer=fit trainer._target_=user_code.plain": "trainer",
     "predict.path=p.csv.gz predict.keep=[a,b,a]": "predict.format, predict.keep",
     "predict.format=xml predict.keep=id": "predict.format, predict.keep",
-    "consistency=simulated cluster=inprocess": "consistency",
-    f"{LATE} trainer=own_loop trainer._target_=user_code.plain consistency.mean=1.5 consistency.run=x": (
-        "trainer, consistency.run, consistency.mean"
-    ),
-    f"{LATE} consistency.mean=-1 consistency.delay=normal": "consistency.delay, consistency.mean",
-    f"{LATE} consistency.mean=null": "consistency.mean",
-    f"{LATE} consistency.delay=recorded": "consistency.mean, consistency.run",
-    f"{LATE} consistency.mean=null consistency.delay=recorded consistency.run=none": "consistency.run",
-    f"{LATE} consistency.mean=null consistency.delay=recorded consistency.run=text": "consistency.run",
-    f"{LATE} consistency.mean=null consistency.delay=recorded consistency.run=.": "consistency.run",
     "model=dense model.loss=own.loss model.metrics='{click: [mae, recal]}' model.class_weight='{0: 1, 1: much}'": (
         "model.loss, model.metrics.click[1], model.class_weight.1"
     ),
@@ -329,9 +318,7 @@ def test_a_value(key):
 
 
 @pytest.mark.parametrize("arguments", COMBINATIONS)
-def test_a_combination(arguments, tmp_path):
-    (tmp_path / "text").write_text("mean: 3")
-    (tmp_path / "run.json").write_text('{"staleness": {"mean": 3}}')
+def test_a_combination(arguments):
     refused(COMBINATIONS[arguments], parse.load, plain_config(*shlex.split(arguments)))
 
 
