@@ -1,7 +1,7 @@
 """One run of `psrun cluster=local experiment=flights` through every fault that a run survives, and one without.
 
     python benchmarks/soak.py [--folder FOLDER]
-    python benchmarks/soak.py --kills N [--seed SEED] [--folder FOLDER]
+    python benchmarks/soak.py --kills N [--only PATTERN ...] [--seed SEED] [--folder FOLDER]
 
 The same run twice: the experiment, in epochs of a fifth of the length so that there is time for the faults between
 them. Ends with 0 where both runs complete, every fault was noticed and got well again, all steps were applied, and the
@@ -33,6 +33,7 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "harness"))
 import counting
 from fault_injection import Cluster
+from measured import is_chosen
 
 MAX_DIFFERENCE = 0.01
 RUN = (
@@ -131,11 +132,11 @@ def _through_all(cluster: Cluster, file: Path, console: Console) -> int:
     return expected
 
 
-def _count(kills: int, seed: int, root: Path, console: Console) -> bool:
+def _count(kills: int, modes: Sequence[str], seed: int, root: Path, console: Console) -> bool:
     """Whether the counts of runs with so many faults are all exact."""
     draw = random.Random(seed)
     done, exact = 0, True
-    for number, mode in enumerate(itertools.cycle(MODES)):
+    for number, mode in enumerate(itertools.cycle(modes)):
         if done >= kills:
             return exact
         faults = [draw.choice((*_FAULTS, *_FORK_SERVER_FAULTS)) for _ in range(min(_PER_RUN, kills - done))]
@@ -211,11 +212,13 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="new folder for all runs (default: a temporary one)")
     parser.add_argument("--kills", type=int, help="count applied updates in runs with so many random faults")
     parser.add_argument("--seed", type=int, default=0, help="of the random faults")
+    parser.add_argument("--only", default=["*"], nargs="+", metavar="PATTERN", help="only modes of such names")
     options = parser.parse_args()
     console = Console(highlight=False, soft_wrap=True)
     if options.kills is not None:
         with tempfile.TemporaryDirectory(prefix="psrun-soak-") as scratch:
-            sys.exit(not _count(options.kills, options.seed, options.folder or Path(scratch), console))
+            modes = [mode for mode in MODES if is_chosen(mode, options.only)]
+            sys.exit(not _count(options.kills, modes, options.seed, options.folder or Path(scratch), console))
     with tempfile.TemporaryDirectory(prefix="psrun-soak-") as scratch:
         root = options.folder or Path(scratch)
         results = {}

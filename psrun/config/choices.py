@@ -464,10 +464,9 @@ class GlobalBatch(_Averaging):
 class KAsynchronous(_Averaging):
     """The first `gradients` gradients are averaged, however old; their workers wait for the update.
 
-    With fewer live workers, an update has a gradient of each.
+    With fewer live workers, these compute more than one each: a pass of so many updates leaves out no example.
     """
 
-    min_workers = 1
     tolerance = None
     kind: str
     gradients: int = at_least(1)

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from psrun.config import groups, topology
 from psrun.config.schema import Choice, at_least, one_of
@@ -51,6 +51,18 @@ class EngineJob:
     recorded: Mapping[str, str]
 
 
+class Prediction(NamedTuple):
+    """What a cluster predicts of a training.
+
+    Attributes:
+      facts: as run.json has them.
+      lines: for a person.
+    """
+
+    facts: Mapping[str, Any]
+    lines: Sequence[str]
+
+
 @dataclass(frozen=True)
 class TaskKeys:
     """The task of `cluster=static` that this process runs."""
@@ -91,6 +103,8 @@ class ClusterChoice(Choice):
       has_synchronous_workers: whether several processes train replicas of one model, all in the same step.
       played_by: where a single process plays the workers, the class of their closures, with the interface of
         `psrun.closures.training_closures.TrainingClosures`; else empty.
+      predicted_by: the function that predicts a training for `mode=plan`, from the `RunConfig` and from the bytes that
+        a worker reads from each parameter server in a step and pushes there. It returns a `Prediction`; empty for none.
       started_elsewhere: whether tasks are started one by one, by somebody else than a supervisor of psrun's.
       shares_cores: whether tasks may run on the same cores.
       fits_in_sweep: whether the process of a job of a sweep can run it, with all of its tasks.
@@ -111,6 +125,7 @@ class ClusterChoice(Choice):
     has_server_processes: ClassVar[bool] = False
     has_synchronous_workers: ClassVar[bool] = False
     played_by: ClassVar[str] = ""
+    predicted_by: ClassVar[str] = ""
     started_elsewhere: ClassVar[bool] = False
     shares_cores: ClassVar[bool] = True
     fits_in_sweep: ClassVar[bool] = True

@@ -491,6 +491,7 @@ CHANGES: dict[str, Change] = {
     "lookups": _given,
     "placement": _placement,
     "plan": _given,
+    "prediction": _under("prediction"),
     "packing": _under("steps_per_execution"),
     "packed": _under("steps_per_execution"),
     "search": _under("search"),

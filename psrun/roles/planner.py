@@ -16,6 +16,7 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
+from psrun import parts
 from psrun.cluster import placement, strategy
 from psrun.cluster.placement import Placed, Planned
 from psrun.config import choices, topology
@@ -94,6 +95,22 @@ def run(run_config: RunConfig, folder: RunFolder, console: Console) -> None:
             bytes_per_step_by_task={task: asdict(traffic) for task, traffic in plan.traffic_by_task.items()},
         )
     _show(plan, run_config, source.num_train_examples, console)
+    if run_config.cluster.predicted_by:
+        _predict(plan, run_config, folder, console)
+
+
+def _predict(plan: Plan, run_config: RunConfig, folder: RunFolder, console: Console) -> None:
+    """Prints and records what the cluster predicts of its training."""
+    num_workers, num_ps = _size(run_config)
+    traffic = []
+    for index in range(num_ps):
+        moved = plan.traffic_by_task[f"ps-{index}"]  # while every worker does a step
+        traffic.append((moved.read_bytes // num_workers, moved.pushed_bytes // num_workers))
+    prediction = parts.load(run_config.cluster.predicted_by)(run_config, traffic)
+    for line in prediction.lines:
+        print_folded(console, Text(line))
+    if prediction.facts and run_config.resume is None:
+        folder.emit("prediction", **prediction.facts)
 
 
 def make(
@@ -129,14 +146,14 @@ def make(
     placed = _place(recorder.variables, program, num_ps, rule or placement.RULES[cluster.placement])
     whole_variables.check_separable(run_config, program.network, placed)
     warnings = make_optimizer.check_steps(run_config, program.network, placed)
-    if cluster.has_parameter_servers and run_config.partitioner.num_shards is not None:
+    if cluster.has_workers and run_config.partitioner.num_shards is not None:
         placement.check_rows(placed, run_config.partitioner.num_shards, stacked=embeddings.tables_in(program.network))
     if cluster.has_parameter_servers and not cluster.spans_machines:
         if memory_bytes is None:
             memory_bytes = psutil.virtual_memory().total
         placement.check_memory(placed, memory_bytes)
     total = sum(traffic.values(), Traffic())
-    by_task = _by_task(traffic, placed, run_config) if cluster.has_parameter_servers else {}
+    by_task = _by_task(traffic, placed, run_config) if cluster.has_workers else {}
     warnings += placement.uneven(placed, num_ps)
     warnings += build.costs_of_dense_tables(program.optimizer, placed)
     if unused := unused_rule(program.optimizer):
@@ -145,8 +162,8 @@ def make(
     return Plan(placed, total, traffic, by_task, warnings, list(program.model.notes))
 
 
-def traffic_by_server(program: Program, num_ps: int, rule: str) -> list[Traffic]:
-    """Bytes that one worker moves in a step, by parameter server, if so many had the variables of a program.
+def traffic_by_server(program: Program, num_ps: int, rule: str) -> list[tuple[int, int]]:
+    """Bytes that one worker reads and pushes in a step, by parameter server, if so many had the variables of a program.
 
     Args:
       program: with its variables in this process.
@@ -162,15 +179,21 @@ def traffic_by_server(program: Program, num_ps: int, rule: str) -> list[Traffic]
     tf.function(step).get_concrete_function()
     variables = [*program.network.variables, *program.optimizer.variables()]
     placed = _place(variables, program, num_ps, placement.RULES[rule])
-    by_server = [Traffic() for _ in range(num_ps)]
-    for name, moved in traffic.items():
+    by_task = _spread(traffic, placed)
+    moved = [by_task.get(f"ps-{index}", Traffic()) for index in range(num_ps)]
+    return [(each.read_bytes, each.pushed_bytes) for each in moved]
+
+
+def _spread(by_variable: dict[str, Traffic], placed: list[Placed]) -> dict[str, Traffic]:
+    """The traffic of one worker by the task that has the variables."""
+    by_task: dict[str, Traffic] = {}
+    for name, traffic in by_variable.items():
         shards = [shard for shard in placed if shard.variable == name and shard.kind == "model"]
-        read_bytes = placement.spread(moved.read_bytes, shards)
-        pushed_bytes = placement.spread(moved.pushed_bytes, shards)
+        read_bytes = placement.spread(traffic.read_bytes, shards)
+        pushed_bytes = placement.spread(traffic.pushed_bytes, shards)
         for task in read_bytes:
-            index = int(task.removeprefix("ps-"))
-            by_server[index] += Traffic(read_bytes[task], pushed_bytes[task])
-    return by_server
+            by_task[task] = by_task.get(task, Traffic()) + Traffic(read_bytes[task], pushed_bytes[task])
+    return by_task
 
 
 class _Recorder:
@@ -279,12 +302,8 @@ def _by_task(by_variable: dict[str, Traffic], placed: list[Placed], run_config: 
     """As in `Plan.traffic_by_task`."""
     num_workers, _ = _size(run_config)
     by_task = dict.fromkeys(_tasks(run_config), Traffic())
-    for name, traffic in by_variable.items():
-        shards = [shard for shard in placed if shard.variable == name and shard.kind == "model"]
-        read_bytes = placement.spread(traffic.read_bytes, shards)
-        pushed_bytes = placement.spread(traffic.pushed_bytes, shards)
-        for task in read_bytes:
-            by_task[task] += Traffic(num_workers * read_bytes[task], num_workers * pushed_bytes[task])
+    for task, traffic in _spread(by_variable, placed).items():
+        by_task[task] += Traffic(num_workers * traffic.read_bytes, num_workers * traffic.pushed_bytes)
     own = sum(by_variable.values(), Traffic())
     for task in by_task:
         if task.startswith("worker"):
@@ -295,7 +314,7 @@ def _by_task(by_variable: dict[str, Traffic], placed: list[Placed], run_config: 
 def _show(plan: Plan, run_config: RunConfig, num_train_examples: int | None, console: Console) -> None:
     cluster = run_config.cluster
     trainer = run_config.trainer
-    mode = f", consistency={run_config.consistency.title}" if cluster.has_parameter_servers else ""
+    mode = f", consistency={run_config.consistency.title}" if cluster.has_workers else ""
     title = f" of {run_config.model.name} on cluster={cluster.kind}, trainer={trainer.kind}{mode}"
 
     def lines(text: str) -> None:
@@ -308,7 +327,7 @@ def _show(plan: Plan, run_config: RunConfig, num_train_examples: int | None, con
     if cluster.has_synchronous_workers:
         lines(f"Each of the {cluster.num_workers} workers, the chief among them, holds a copy of all of this.")
     lines("Variables only, without TensorFlow itself, the input pipeline and activations.\n")
-    if cluster.has_parameter_servers:
+    if cluster.has_workers:
         lines(
             f"Each step of a worker reads at most {decimal(plan.traffic.read_bytes)} from the parameter servers and "
             f"pushes at most {decimal(plan.traffic.pushed_bytes)} of gradients"
@@ -318,7 +337,7 @@ def _show(plan: Plan, run_config: RunConfig, num_train_examples: int | None, con
     for text in plan.warnings:
         warner(console)(text)
     num_workers, _ = _size(run_config)
-    if cluster.has_parameter_servers:
+    if cluster.has_workers:
         lines(run_config.consistency.waits_in_words(num_workers))
     batch = run_config.consistency.gradients_per_update(num_workers) * run_config.data.batch_size
     num_examples = batch * trainer.num_epochs * trainer.num_steps
@@ -363,9 +382,9 @@ def _tasks(run_config: RunConfig) -> list[str]:
 
 
 def _size(run_config: RunConfig) -> tuple[int, int]:
-    """Numbers of workers and parameter servers that train; (0, 0) without parameter servers."""
+    """Numbers of workers and parameter servers that train; (0, 0) without workers."""
     cluster = run_config.cluster
-    if not cluster.has_parameter_servers:
+    if not cluster.has_workers:
         return 0, 0
     aside = run_config.evaluation.sets_worker_aside
     match cluster:

@@ -36,6 +36,7 @@ class Virtual(ClusterChoice):
     """
 
     played_by: ClassVar[str] = "psrun.virtual.steps:VirtualClosures"
+    predicted_by: ClassVar[str] = "psrun.virtual.prediction:predicted"
     kind: str
     like: str | None
     slow_workers: dict[int, float] | None

@@ -14,30 +14,25 @@ from typing import Any
 import tensorflow as tf
 
 from psrun.closures.input_streams import DealtInput
-from psrun.closures.rules import Dropped, GradientRule
-from psrun.closures.scheduling import length_for
+from psrun.closures.rules import Dropped
 from psrun.closures.stage import Apply, Inputs, Stage, Step
 from psrun.closures.stages import Closure
 from psrun.closures.training_closures import Packed, StepKind
 from psrun.cluster.strategy import Distribution
 from psrun.config import choices
-from psrun.config.schema import AUTO
 from psrun.errors import ConfigError, Problem
 from psrun.optimizers import sparse
 from psrun.program.compiled_model import Program
 from psrun.roles import planner
+from psrun.virtual import prediction
 from psrun.virtual.choice import Virtual
 from psrun.virtual.simulation import (
     CHIEF,
     Action,
     Applied,
     Arrived,
-    AsynchronousCluster,
     Cluster,
-    Costs,
-    DelayedCluster,
     Discarded,
-    QueuedCluster,
     Read,
 )
 from psrun.virtual.times import StepSeconds
@@ -309,22 +304,6 @@ class _Kept:
         return self._pairs(values)
 
 
-def _costs(program: Program, virtual: Virtual) -> Costs:
-    """What takes time in the cluster: a step moves its bytes from and to each parameter server."""
-    read_s = []
-    push_s = []
-    for traffic in planner.traffic_by_server(program, virtual.num_ps, virtual.placement):
-        read_s.append(traffic.read_bytes / virtual.bytes_per_s)
-        push_s.append(traffic.pushed_bytes / virtual.bytes_per_s)
-    return Costs(
-        closure_s=virtual.closure_s,
-        update_s=virtual.update_s,
-        latency_s=virtual.message_s,
-        read_s=read_s,
-        push_s=push_s,
-    )
-
-
 class VirtualClosures:
     """The closures of virtual workers; the interface of `TrainingClosures` to a training."""
 
@@ -385,64 +364,31 @@ class VirtualSteps:
         self._updates_rows = consistency.updates_rows
         self._rows_done: set[int] = set()  # gradients whose rows were updated with an earlier gradient of their batch
         self._places: dict[int, int] = {}  # of the batches of gradients, until these are applied or discarded
+        seed = program.config.seed
         self._seconds: StepSeconds | None = None
         if virtual.delay is not None:
-            delays = virtual.drawn_delays(program.config.seed)
-            self.cluster: Cluster = DelayedCluster(delays, delays.longest, kind.num_scheduled(), self._deal)
+            self.cluster = prediction.delayed(virtual, seed, kind.num_scheduled(), self._deal)
         else:
-            self._seconds = virtual.step_seconds(program.config.seed)
+            self._seconds = virtual.step_seconds(seed)
             self._seconds.begin(kind.num_scheduled())
-            self.cluster = self._make_cluster(self._seconds, _costs(program, virtual), consistency, num_workers)
+            traffic = planner.traffic_by_server(program, virtual.num_ps, virtual.placement)
+            self.cluster = prediction.make_cluster(
+                virtual,
+                consistency,
+                self._seconds,
+                prediction.costs_of(virtual, traffic),
+                dealt=self._deal,
+                dealt_again=self._deal_again,
+            )
         late = LateUpdates(program, averages=consistency.averages, updates_rows=consistency.updates_rows)
         spec = tf.type_spec_from_value(kind.iterator)
         self._closure = Closure(program, kind.feed, [late], kind.step, spec)
         self._function = self._closure.trace(1, num_steps=None)
-        self.num_steps = 1
-        if not consistency.averages:
-            step_s = 0.1 if virtual.delay is not None else virtual.mean_step_s
-            self.num_steps = self._steps_of_a_closure(step_s, num_workers)
+        self.num_steps = prediction.steps_of_a_closure(virtual, program.config)
         self._num_since = 0  # steps scheduled since `virtual_time` was called, which was then
         self._since_s = 0.0
         self.logs: Any = kind.logs
         kind.on_packed(Packed(self.num_steps))
-
-    def _make_cluster(
-        self, seconds: StepSeconds, costs: Costs, consistency: choices.ConsistencyChoice, num_workers: int
-    ) -> Cluster:
-        if not consistency.averages:
-            return AsynchronousCluster(
-                num_workers,
-                seconds,
-                costs,
-                max_delay=consistency.max_delay,
-                staleness=consistency.staleness,
-                dealt=self._deal,
-            )
-        queue = consistency.queue
-        rule = GradientRule(
-            num_workers,
-            queue.gradients_per_update(num_workers),
-            least=queue.min_workers,
-            tolerance=queue.tolerance,
-            decay=queue.decay,
-            waits=queue.waits,
-            updates_rows=consistency.updates_rows,
-        )
-        return QueuedCluster(
-            num_workers,
-            seconds,
-            costs,
-            rule,
-            updates_rows=consistency.updates_rows,
-            dealt=self._deal,
-            dealt_again=self._deal_again,
-        )
-
-    def _steps_of_a_closure(self, step_s: float, num_workers: int) -> int:
-        trainer = self._kind.program.config.trainer
-        if trainer.steps_per_execution != AUTO:
-            return trainer.num_steps_packed
-        return length_for(step_s, trainer.num_steps, num_workers)
 
     def virtual_time(self) -> dict[str, float]:
         """As `VirtualClosures.virtual_time`."""

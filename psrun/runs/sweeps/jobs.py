@@ -215,10 +215,14 @@ def show_plans(sweep: Sweep, console: Console) -> None:
         is_text = heading in ("overrides", "on each ps")
         table.add_column(heading, justify="left" if is_text else "right", overflow="fold")
     differing = distinguishing([job.overrides for job in jobs])
-    for job, own, text in zip(jobs, differing, with_short_keys(differing)):
-        result = RunFolder(sweep.folder(job)).stored()
+    results = [RunFolder(sweep.folder(job)).stored() for job in jobs]
+    has_predictions = any(result.get("prediction") for result in results)
+    if has_predictions:
+        table.add_column("predicted steps/s", justify="right")
+        table.add_column("staleness", justify="right")
+    for job, own, text, result in zip(jobs, differing, with_short_keys(differing), results):
         if result.get("status") == "completed":
-            table.add_row(str(job.number), Text(text), *_priced(result))
+            table.add_row(str(job.number), Text(text), *_priced(result), *_predicted(result))
             continue
         message = (result.get("error") or {}).get("message", "was not planned")
         table.add_row(str(job.number), Text(text), "[red]refused[/red]")
@@ -245,6 +249,14 @@ def _priced(result: dict[str, Any]) -> list[str]:
         f"{fullest} {decimal(sizes[fullest])}",
         *((decimal(moved[name]) if ps else "") for name in ("read_bytes", "pushed_bytes")),
     ]
+
+
+def _predicted(result: dict[str, Any]) -> list[str]:
+    """The medians of a prediction; empty without one."""
+    prediction = result.get("prediction")
+    if not prediction:
+        return []
+    return [f"{prediction['steps_per_s']['median']:.4g}", f"{prediction['staleness']['median']:.1f}"]
 
 
 def _at_most(sizes: list[int], most: int = 4) -> str:

@@ -58,6 +58,28 @@ def test_no_worker_computes_a_gradient_that_was_dropped_before_it_took_it():
         cluster.stop()
 
 
+def test_an_update_has_its_gradients_while_workers_are_lost():
+    """One worker that is left computes them one after the other: with fewer, an epoch would leave out examples."""
+    lost = threading.Event()
+
+    def execute(worker: int, number: int) -> None:
+        if worker and not lost.is_set():
+            raise Lost
+
+    cluster = Workers(3, execute, lost_s=0.3)
+    closures = QueuedClosures(cluster, choices.KAsynchronous("k_async", gradients=2))
+    try:
+        for _ in range(10):
+            closures.deal(None, lambda gradient: closures.schedule_gradient(None, (0,), gradient), together=False)
+            assert len(closures.next_update().numbers) == 2
+            closures.applied()
+    finally:
+        lost.set()
+        closures.drop()
+        closures.join()
+        cluster.stop()
+
+
 @pytest.fixture
 def executed():
     """Workers of which one in fifty executions is lost, and how often each argument was executed, and by whom."""

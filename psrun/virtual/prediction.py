@@ -1,0 +1,166 @@
+"""What a virtual cluster predicts without training: its rate, the staleness of updates, and waits."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+from psrun.closures.rules import Dropped, GradientRule
+from psrun.config import choices
+from psrun.config.clusters import Prediction
+from psrun.config.run_config import RunConfig
+from psrun.config.schema import AUTO
+from psrun.virtual.choice import Virtual
+from psrun.virtual.simulation import AsynchronousCluster, Cluster, Costs, DelayedCluster, QueuedCluster
+from psrun.virtual.times import StepSeconds
+
+_SEEDS = 5
+_ROUNDS = 40  # steps of each worker that are simulated
+_CLOSURE_S = 0.1  # that `steps_per_execution=auto` aims at
+
+
+def costs_of(virtual: Virtual, traffic: Sequence[tuple[int, int]]) -> Costs:
+    """What takes time beside the computing.
+
+    Args:
+      traffic: the bytes that a worker reads from each parameter server in a step, and that it pushes there.
+    """
+    return Costs(
+        closure_s=virtual.closure_s,
+        update_s=virtual.update_s,
+        latency_s=virtual.message_s,
+        read_s=[read_bytes / virtual.bytes_per_s for read_bytes, _ in traffic],
+        push_s=[pushed_bytes / virtual.bytes_per_s for _, pushed_bytes in traffic],
+    )
+
+
+def make_cluster(
+    virtual: Virtual,
+    consistency: choices.ConsistencyChoice,
+    seconds: StepSeconds,
+    costs: Costs,
+    *,
+    dealt: Callable[[int, int], None] = lambda first, count: None,
+    dealt_again: Callable[[Dropped], None] = lambda dropped: None,
+) -> Cluster:
+    """The cluster, at virtual time 0; `dealt` and `dealt_again` as in `QueuedCluster`."""
+    num_workers = virtual.num_workers
+    if not consistency.averages:
+        return AsynchronousCluster(
+            num_workers,
+            seconds,
+            costs,
+            max_delay=consistency.max_delay,
+            staleness=consistency.staleness,
+            dealt=dealt,
+        )
+    queue = consistency.queue
+    rule = GradientRule(
+        num_workers,
+        queue.gradients_per_update(num_workers),
+        least=queue.min_workers,
+        tolerance=queue.tolerance,
+        decay=queue.decay,
+        waits=queue.waits,
+        updates_rows=consistency.updates_rows,
+    )
+    return QueuedCluster(
+        num_workers,
+        seconds,
+        costs,
+        rule,
+        updates_rows=consistency.updates_rows,
+        dealt=dealt,
+        dealt_again=dealt_again,
+    )
+
+
+def steps_of_a_closure(virtual: Virtual, run: RunConfig) -> int:
+    """How many steps the chief schedules at once."""
+    if run.consistency.averages:
+        return 1
+    trainer = run.trainer
+    if trainer.steps_per_execution != AUTO:
+        return trainer.num_steps_packed
+    if virtual.delay is not None:
+        return min(choices.MAX_UNROLLED_STEPS, trainer.num_steps)
+    return max(1, min(round(_CLOSURE_S / virtual.mean_step_s), trainer.num_steps))
+
+
+def predicted(run: RunConfig, traffic: Sequence[tuple[int, int]]) -> Prediction:
+    """The prediction for a run: of each number the median over several seeds, the least and the most.
+
+    Args:
+      run: with the number of steps per epoch.
+      traffic: as in `costs_of`.
+
+    Returns:
+      With the facts `steps_per_s` and `examples_per_s`; `staleness`, the mean; `waiting`, the part of the time in
+      which workers wait for their next execution; and `training_s`, virtual seconds of all epochs. Without facts where
+      no time passes.
+    """
+    virtual = run.cluster
+    assert isinstance(virtual, Virtual)
+    if virtual.delay is not None:
+        return Prediction({}, [])
+    found: dict[str, list[float]] = {}
+    per_update = run.consistency.gradients_per_update(virtual.num_workers)
+    num_steps = run.trainer.num_epochs * run.trainer.num_steps
+    for seed in range(run.seed, run.seed + _SEEDS):
+        cluster = _simulated(virtual, run, traffic, seed, -(-_ROUNDS * virtual.num_workers // per_update))
+        counted = sum(cluster.counts.staleness.values(), Counter())
+        rate = counted.total() / cluster.now_s
+        values = {
+            "steps_per_s": rate,
+            "examples_per_s": rate * per_update * run.data.batch_size,
+            "staleness": sum(age * count for age, count in counted.items()) / counted.total(),
+            "waiting": sum(cluster.waited_s.values()) / (virtual.num_workers * cluster.now_s),
+            "training_s": num_steps / rate,
+        }
+        for name, value in values.items():
+            found.setdefault(name, []).append(value)
+    facts = {}
+    for name, values_by_seed in found.items():
+        middle = statistics.median(values_by_seed)
+        facts[name] = {"median": middle, "least": min(values_by_seed), "most": max(values_by_seed)}
+    return Prediction(facts, _in_words(facts))
+
+
+def _simulated(
+    virtual: Virtual, run: RunConfig, traffic: Sequence[tuple[int, int]], seed: int, num_steps: int
+) -> Cluster:
+    """The cluster after some steps, in closures as in the run."""
+    seconds = virtual.step_seconds(seed)
+    seconds.begin(0)
+    cluster = make_cluster(virtual, run.consistency, seconds, costs_of(virtual, traffic))
+    length = steps_of_a_closure(virtual, run)
+    left = max(num_steps, 4 * length * virtual.num_workers) if length > 1 else num_steps
+    while left > 0:
+        cluster.schedule(min(length, left), left)
+        cluster.actions.clear()
+        left -= length
+    cluster.join()
+    return cluster
+
+
+def delayed(virtual: Virtual, seed: int, first: int, dealt: Callable[[int, int], None]) -> Cluster:
+    """The cluster of `cluster.delay`, from an update on."""
+    delays = virtual.drawn_delays(seed)
+    return DelayedCluster(delays, delays.longest, first, dealt)
+
+
+def _in_words(facts: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """Lines for a person."""
+
+    def text(name: str, form: str, factor: float = 1.0) -> str:
+        values = [factor * facts[name][which] for which in ("median", "least", "most")]
+        middle, least, most = (format(value, form) for value in values)
+        return middle if least == most else f"{middle} ({least} to {most})"
+
+    return [
+        f"Predicted: {text('steps_per_s', '.4g')} steps/s, {text('examples_per_s', ',.0f')} examples/s",
+        f"Mean staleness of updates: {text('staleness', '.2f')}",
+        f"Time in which workers wait for their next execution, in %: {text('waiting', '.3g', 100)}",
+        f"All epochs: {text('training_s', ',.4g')} s, without evaluations and checkpoints",
+    ]
