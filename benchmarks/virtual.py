@@ -2,10 +2,10 @@
 
     python benchmarks/virtual.py [--workers N ...] [--only PATTERN ...] [--rounds N] [--json FILE] [--write PAGE]
 
-A real cluster of one worker is recorded. From its step time, `cluster=virtual` predicts clusters of more workers, which
-are then run: servers inside one process, whose steps mostly sleep, so that a machine of two cores can have eight of
-them. In each mode, all workers are equally fast, or one takes five times as long. In a round, each prediction and its
-real run have the same seed, and follow each other.
+A real cluster of one worker is recorded. From its step time, and the seconds that steps are to sleep,
+`cluster=virtual` predicts clusters of more workers, which are then run: servers inside one process, whose steps mostly
+sleep, so that a machine of two cores can have eight of them. In each mode, all workers are equally fast, or one takes
+five times as long. In a round, each prediction and its real run have the same seed, and follow each other.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ MODES = {
     "k_async, `gradients=2`": ("consistency.gradients=2",),
     "hybrid": (),
 }
-STEP_S = 0.05  # that each step sleeps
+STEP_S = 0.08  # that each step sleeps
 SLOW_S = 4 * STEP_S  # that each step of the slow worker sleeps in addition
-BATCH_SIZE = 256
+BATCH_SIZE = 64
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def result_of(run: Path) -> dict[str, Any]:
 
 
 def sleeping(workers: int, *, has_slow: bool) -> str:
-    """The seconds that the steps of real workers sleep."""
+    """The seconds that the steps of workers sleep, as the key has them."""
     seconds = dict.fromkeys(range(workers), STEP_S)
     if has_slow:
         seconds[0] += SLOW_S
@@ -106,9 +106,9 @@ def compared(trainings: Trainings, like: Path, mode: str, workers: int, seed: in
     """What is predicted, and what a real cluster does."""
     name, _, _ = mode.partition(",")
     shape = [f"consistency={name}", *MODES[mode], f"cluster.num_workers={workers}", f"seed={seed}"]
-    slow = [f"cluster.slow_workers={{0: {SLOW_S}}}"] if has_slow else ["cluster.slow_workers=null"]
-    virtual = trainings.run("cluster=virtual", *shape, *slow, f"cluster.like={like}")
-    real = trainings.run(*shape, f"cluster.slow_workers={sleeping(workers, has_slow=has_slow)}")
+    shape.append(f"cluster.slow_workers={sleeping(workers, has_slow=has_slow)}")
+    virtual = trainings.run("cluster=virtual", *shape, f"cluster.like={like}")
+    real = trainings.run(*shape)
     return [Found.of(result_of(virtual)), Found.of(result_of(real))]
 
 
@@ -141,7 +141,7 @@ def main() -> None:
     pairs: dict[tuple[str, int, bool], list[list[Found]]] = {case: [] for case in cases}
     with tempfile.TemporaryDirectory(prefix="psrun-virtual-") as name:
         trainings = Trainings(Path(name), options.examples)
-        like = trainings.run("cluster.num_workers=1", f"cluster.slow_workers={sleeping(1, has_slow=False)}")
+        like = trainings.run("cluster.num_workers=1", "cluster.slow_workers=null")
         console.print(f"one worker: {result_of(like)['step_time']}", markup=False)
         for seed in range(1, options.rounds + 1):
             for case in cases:
@@ -164,7 +164,7 @@ def _parsed() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, nargs="+", default=(4, 8))
     parser.add_argument("--only", default=["*"], nargs="+", metavar="PATTERN", help="only modes of such names")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--examples", type=int, default=100_000)
+    parser.add_argument("--examples", type=int, default=16_384)
     parser.add_argument("--json", type=Path, help="file for every measurement")
     parser.add_argument("--write", type=Path, help="page that gets the table, between <!-- virtual --> and its end")
     return parser.parse_args()

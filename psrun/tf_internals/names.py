@@ -16,10 +16,10 @@ from typing import Any
 _SHARD = re.compile(r"^(?P<variable>.+)/part_(?P<shard>\d+)$")
 # By name: of what, and what for.
 REPLACED = {
-    "train_step": "networks: values that their own steps return (`OwnTrainStep`); late gradients (`SimulatedDelay`)",
+    "train_step": "networks: values that their own steps return (`OwnTrainStep`)",
     "update_state": "metrics: which of them a network's own step updates (`OwnTrainStep`)",
     "result": "metrics: which values of a network's own step are results of them (`OwnTrainStep`)",
-    "apply_gradients": "optimizers: the stages of a closure (`Stages`), late gradients, clipping of whole variables",
+    "apply_gradients": "optimizers: the stages of a closure (`Stages`), clipping of whole variables",
     "_internal_apply_gradients": "optimizers: the stages of a closure, once gradients are added up and clipped",
     "_clip_gradients": "optimizers: clipping of whole variables, which Keras clips shard by shard",
     "_use_weight_decay": "optimizers: names of variables instead of names of shards",

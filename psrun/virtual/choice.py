@@ -89,6 +89,19 @@ class Virtual(ClusterChoice):
             return self.latency_s
         return _USUAL_LATENCY_S if self.like is None else float(_step_time(self.like)["traffic_s"]) / 4
 
+    @property
+    def start_s(self) -> float:
+        """Seconds until a worker begins an execution. With `like`, what the recorded worker did beside its steps.
+
+        Raises:
+          ValueError: `like` is not a run with such a time.
+        """
+        if self.like is None:
+            return self.message_s
+        packed = _recorded(self.like).get("steps_per_execution")
+        num_steps = packed["num_steps"] if isinstance(packed, dict) else 1
+        return float(_step_time(self.like)["other_s"]) * int(num_steps)
+
     def step_seconds(self, seed: int) -> StepSeconds:
         """The seconds of the steps of all workers."""
         return StepSeconds(

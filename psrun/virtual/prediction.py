@@ -29,6 +29,7 @@ def costs_of(virtual: Virtual, traffic: Sequence[tuple[int, int]]) -> Costs:
     return Costs(
         closure_s=virtual.closure_s,
         update_s=virtual.update_s,
+        start_s=virtual.start_s,
         latency_s=virtual.message_s,
         read_s=[read_bytes / virtual.bytes_per_s for read_bytes, _ in traffic],
         push_s=[pushed_bytes / virtual.bytes_per_s for _, pushed_bytes in traffic],

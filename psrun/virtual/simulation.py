@@ -29,6 +29,7 @@ class Costs:
     Attributes:
       closure_s: seconds of the chief for each closure.
       update_s: seconds of the chief for an update of several gradients.
+      start_s: seconds until a worker begins a closure that it has taken.
       latency_s: seconds of a message, one way.
       read_s: of each parameter server, the seconds in which it sends what a step reads.
       push_s: of each parameter server, the seconds in which it receives and applies the gradients of a step.
@@ -36,6 +37,7 @@ class Costs:
 
     closure_s: float = 0.0
     update_s: float = 0.0
+    start_s: float = 0.0
     latency_s: float = 0.0
     read_s: Sequence[float] = ()
     push_s: Sequence[float] = ()
@@ -274,7 +276,7 @@ class Workers:
             closure = self._queued[place]
             del self._queued[place]
             self.waited_s[worker] += now_s - self._waits_since_s.pop(worker, now_s)
-            self.events.at(now_s + self._costs.latency_s, self._begin_step, worker, closure)
+            self.events.at(now_s + self._costs.start_s, self._begin_step, worker, closure)
 
     def _begin_step(self, worker: int, closure: Closure) -> None:
         """A worker asks for weights."""

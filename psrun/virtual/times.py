@@ -18,7 +18,7 @@ class StepSeconds:
 
     Args:
       mean_s: of a step on a worker that is not slow.
-      deviation: the standard deviation, as a multiple of the mean; 0: each step takes `mean_s`.
+      deviation: the standard deviation, as a multiple of the mean of the worker; 0: all of its steps take that.
       slow_s: seconds added to each step of a worker, by its index.
       pause_probability: of a step that takes `pause_s` longer, on any worker.
     """
@@ -40,19 +40,19 @@ class StepSeconds:
         self._random = random.Random(seed)
         variance = math.log1p(deviation**2)
         self._sigma = math.sqrt(variance)
-        self._mu = math.log(mean_s) - variance / 2 if mean_s > 0 else 0.0
+        self._mu = -variance / 2  # of a factor with the mean 1
 
     def begin(self, step: int) -> None:
         """Draws from a step on depend on the seed and this step only."""
         self._random = random.Random(self._seed * _SEED_STRIDE + step)
 
     def __call__(self, worker: int) -> float:
-        seconds = self._mean_s
+        seconds = self._mean_s + self._slow_s.get(worker, 0.0)
         if self._sigma > 0:
-            seconds = self._random.lognormvariate(self._mu, self._sigma)
+            seconds *= self._random.lognormvariate(self._mu, self._sigma)
         if self._pause_probability > 0 and self._random.random() < self._pause_probability:
             seconds += self._pause_s
-        return seconds + self._slow_s.get(worker, 0.0)
+        return seconds
 
 
 class DrawnDelays:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from support import TABLED, variables
 
+from psrun.results.run_folder import RunFolder
 from psrun.virtual.simulation import Applied, AsynchronousCluster, Costs, Read
 from psrun.virtual.times import StepSeconds
 
@@ -116,3 +117,7 @@ def test_the_same_seed_gives_the_same_training_and_says_that_it_is_virtual(train
     assert first["examples_per_s"] is None
     other, _ = train(*run, "seed=9")
     assert other["virtual"] != first["virtual"]
+    real = [piece for piece in run if not piece.startswith("cluster.")]
+    resumed, _ = train(*real, "cluster=none", "trainer.epochs=2", into=RunFolder.resume(here.path, completed=True))
+    assert resumed["virtual"] is None
+    assert resumed["examples_per_s"] > 0
