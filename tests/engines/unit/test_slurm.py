@@ -242,6 +242,7 @@ def test_a_requeued_run_is_neither_removed_nor_submitted_again(requeued, fake, c
     with pytest.raises(ConfigError, match=r"has Slurm job 7, pending \(BeginTime\).*; psrun stop cancels it"):
         remove.main(["one", "--yes"])
     fake("sbatch", "exit 1")
+    fake("scontrol", "exit 1")
     with pytest.raises(ConfigError, match=r"Slurm job 7 already, .*psrun watch .*psrun stop .*one first"):
         submit.main(["slurm", "resume=one"])
     fake("squeue", "echo 'Unable to contact slurm controller' >&2; exit 1")
