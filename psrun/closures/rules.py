@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from psrun.config.choices import ConsistencyChoice
+
 
 class WorkerClocks:
     """Stale synchronous parallel: a worker that is too far ahead of the slowest live worker takes no closure.
@@ -308,6 +310,20 @@ class GradientRule:
 
     def is_over(self, mark: Gradient) -> bool:
         return mark.number not in self._pending and mark.number not in self._ends_anyway
+
+
+def rule_of(consistency: ConsistencyChoice, num_workers: int) -> GradientRule:
+    """The rule of a mode in which an update averages several gradients."""
+    queue = consistency.queue
+    return GradientRule(
+        num_workers,
+        queue.gradients_per_update(num_workers),
+        least=queue.min_workers,
+        tolerance=queue.tolerance,
+        decay=queue.decay,
+        waits=queue.waits,
+        updates_rows=consistency.updates_rows,
+    )
 
 
 def _own_place(worker: int, queued: Sequence[Any]) -> int | None:

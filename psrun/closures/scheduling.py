@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from psrun.closures.rules import Dropped, Gradient, GradientRule, Update
+from psrun.closures.rules import Dropped, Gradient, Update, rule_of
 from psrun.closures.server_updates import AppliedSteps, Execution, GradientQueue
 from psrun.closures.stage import Inputs, Stage
 from psrun.closures.stages import Closure
@@ -337,19 +337,10 @@ class QueuedClosures(TrainingClosures):
     """The closures of modes in which the gradients of several batches make an update."""
 
     def __init__(self, distribution: Distribution, consistency: choices.ConsistencyChoice) -> None:
-        queue = consistency.queue
-        self._rule = GradientRule(
-            distribution.num_workers,
-            queue.gradients_per_update(distribution.num_workers),
-            least=queue.min_workers,
-            tolerance=queue.tolerance,
-            decay=queue.decay,
-            waits=queue.waits,
-            updates_rows=consistency.updates_rows,
-        )
+        self._rule = rule_of(consistency, distribution.num_workers)
         super().__init__(distribution, consistency, self._rule)
         self._only_dense = consistency.updates_rows
-        self._decays = queue.decay < 1
+        self._decays = consistency.queue.decay < 1
         self._last: QueuedSteps | None = None
         self._num_averaged = 0
         self._weight = 0.0

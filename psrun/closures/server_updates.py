@@ -292,6 +292,33 @@ def _may_write(operation: tf.Operation) -> bool:
     return any(tensor.dtype == tf.resource for tensor in operation.inputs)
 
 
+def require_separable(program: Program) -> None:
+    """Raises ConfigError if the optimizer needs the gradients of rows and of dense weights together."""
+    if keras.clips_by_global_norm(program.optimizer):
+        mode = program.config.consistency.kind
+        why = f"is not supported with '{mode}', which never has all gradients of a batch together"
+        raise ConfigError([Problem("optimizer.global_clipnorm", f"{why}; use clipnorm")])
+
+
+def rows_and_dense(
+    grads_and_vars: Sequence[tuple[Any, Any]], mode: str
+) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
+    """The gradients of rows of tables, and the others.
+
+    Raises:
+      ConfigError: there are no rows, which the consistency mode is for.
+    """
+    rows: list[tuple[Any, Any]] = []
+    dense: list[tuple[Any, Any]] = []
+    for gradient, variable in grads_and_vars:
+        pairs = rows if isinstance(gradient, tf.IndexedSlices) else dense
+        pairs.append((gradient, variable))
+    if not rows:
+        message = f"'{mode}' requires a model that looks up rows of tables, which this one does not"
+        raise ConfigError([Problem("consistency", f"{message}; choose gba or sync")])
+    return rows, dense
+
+
 class GradientQueue(Stage):
     """Replaces the update of a step by a push of its gradients; the gradients of several steps make an update.
 
@@ -311,9 +338,8 @@ class GradientQueue(Stage):
         if program.distribution.strategy.num_replicas_in_sync > 1:
             message = f"'{self._mode}' is not supported with several replicas per worker"
             raise ConfigError([Problem("consistency", f"{message}; set cluster.replicas_per_worker=1")])
-        if only_dense and keras.clips_by_global_norm(program.optimizer):
-            why = f"is not supported with '{self._mode}', which never has all gradients of a batch together"
-            raise ConfigError([Problem("optimizer.global_clipnorm", f"{why}; use clipnorm")])
+        if only_dense:
+            require_separable(program)
         self._program = program
         self._has_weights = has_weights
         self._only_dense = only_dense
@@ -341,13 +367,9 @@ class GradientQueue(Stage):
             pairs = list(grads_and_vars)
             iterations = self._program.optimizer.iterations
             if self._only_dense:
-                tables = [pair for pair in pairs if isinstance(pair[0], tf.IndexedSlices)]
-                if not tables:
-                    message = f"'{self._mode}' requires a model that looks up rows of tables, which this one does not"
-                    raise ConfigError([Problem("consistency", f"{message}; choose gba or sync")])
-                apply(tables, *arguments, **options)
+                rows, pairs = rows_and_dense(pairs, self._mode)
+                apply(rows, *arguments, **options)
                 iterations.assign_sub(1)
-                pairs = [pair for pair in pairs if not isinstance(pair[0], tf.IndexedSlices)]
             self._push(pairs)
             return iterations
 

@@ -269,8 +269,11 @@ class TrainingClosures(InFlightClosures):
         return {"waited_s": self.by_worker(waited_s, 0.0), "cut_steps": self._num_cut}
 
     def virtual_time(self) -> dict[str, float]:
-        """Where this process plays the workers: `time_s`, the virtual seconds since it began to train; and of the
-        steps since the last call `seconds`, `steps_per_s` and `examples_per_s`. Call at a join.
+        """The virtual time of workers that this process plays; empty where there is none. Call at a join.
+
+        Returns:
+          `time_s`: virtual seconds since the process began to train. `seconds`, `steps_per_s`, `examples_per_s`: of the
+          steps since the last call.
         """
         return {}
 

@@ -210,12 +210,13 @@ def _not_allowed(field: dataclasses.Field, value: Any, where: str) -> Iterator[P
         if value != word:
             guess = did_you_mean(value, [word]) if is_near(value, [word]) else ""
             yield Problem(where, f"is {value!r}, must be a number of {minimum} or more, or {word}.{guess}".rstrip("."))
-    elif minimum is not None and value is not None and math.isnan(value):  # no comparison would refuse it
-        yield Problem(where, f"is {value}, must be a number")
-    elif minimum is not None and value is not None and value < minimum:
-        yield Problem(where, f"is {value}, must be {minimum} or more")
-    elif minimum is not None and value is not None and value > field.metadata.get("at_most", math.inf):
-        yield Problem(where, f"is {value}, must be at most {field.metadata['at_most']}")
+    elif minimum is not None and value is not None:
+        if math.isnan(value):  # no comparison would refuse it
+            yield Problem(where, f"is {value}, must be a number")
+        elif value < minimum:
+            yield Problem(where, f"is {value}, must be {minimum} or more")
+        elif value > field.metadata.get("at_most", math.inf):
+            yield Problem(where, f"is {value}, must be at most {field.metadata['at_most']}")
     if choices and value not in choices:
         names = ", ".join("null" if each is None else str(each) for each in choices)
         yield Problem(where, f"is {value!r}, must be one of {names}")

@@ -407,7 +407,10 @@ def _waits(state: State, event: Event) -> State:
 
 
 def _epoch(state: State, event: Event) -> State:
-    change = {name: event.data[name] for name in ("metrics", "steps") if name in event.data}  # once there were no steps
+    change = {}
+    for name in ("metrics", "steps"):  # earlier versions had no steps
+        if name in event.data:
+            change[name] = event.data[name]
     if "virtual" in event.data or "virtual" in state:  # a resumed run may be on a real cluster
         change["virtual"] = event.data.get("virtual")
     return change

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,6 +62,20 @@ class Virtual(ClusterChoice):
             return f"{self.kind} ({self.delay} delay)"
         return f"{self.kind} ({self.num_workers} workers, {self.num_ps} ps)"
 
+    @functools.cached_property
+    def _recorded(self) -> dict[str, Any]:
+        """The run.json of `like`. Raises ValueError without one."""
+        assert self.like is not None
+        return _recorded(self.like)
+
+    @property
+    def _step_time(self) -> dict[str, Any]:
+        """The mean times of a step of `like`. Raises ValueError without them."""
+        step_time = self._recorded.get("step_time")
+        if not isinstance(step_time, dict):
+            raise ValueError(f"names {self.like}, which has no step_time: only steps on real workers are measured")
+        return step_time
+
     @property
     def mean_step_s(self) -> float:
         """Seconds in which a worker that is not slow computes a step, with its batch.
@@ -74,7 +89,7 @@ class Virtual(ClusterChoice):
                     "is required; set it to the seconds of a step on a worker, or set cluster.like to a run"
                 )
             return self.step_s
-        step_time = _step_time(self.like)
+        step_time = self._step_time
         return float(step_time["compute_s"]) + float(step_time["input_s"])
 
     @property
@@ -87,7 +102,7 @@ class Virtual(ClusterChoice):
         """
         if self.latency_s is not None:
             return self.latency_s
-        return _USUAL_LATENCY_S if self.like is None else float(_step_time(self.like)["traffic_s"]) / 4
+        return _USUAL_LATENCY_S if self.like is None else float(self._step_time["traffic_s"]) / 4
 
     @property
     def start_s(self) -> float:
@@ -98,9 +113,9 @@ class Virtual(ClusterChoice):
         """
         if self.like is None:
             return self.message_s
-        packed = _recorded(self.like).get("steps_per_execution")
+        packed = self._recorded.get("steps_per_execution")
         num_steps = packed["num_steps"] if isinstance(packed, dict) else 1
-        return float(_step_time(self.like)["other_s"]) * int(num_steps)
+        return float(self._step_time["other_s"]) * int(num_steps)
 
     def step_seconds(self, seed: int) -> StepSeconds:
         """The seconds of the steps of all workers."""
@@ -121,7 +136,7 @@ class Virtual(ClusterChoice):
             if self.like is None:
                 raise ValueError("is required with cluster.delay=recorded; set it to a run folder")
             try:
-                recorded = staleness_histogram(_recorded(self.like)["staleness"])
+                recorded = staleness_histogram(self._recorded["staleness"])
             except (KeyError, TypeError, ValueError) as error:
                 raise ValueError(f"names {self.like}, which has no histogram at staleness.histogram") from error
         return DrawnDelays(delay_probabilities(self.delay, self.mean_delay, recorded), seed)
@@ -181,14 +196,6 @@ class Virtual(ClusterChoice):
         except ValueError as error:
             problems.append(Problem(f"cluster.{key}", str(error)))
         return problems
-
-
-def _step_time(run: str) -> dict[str, Any]:
-    """The mean times of a step of a run. Raises ValueError without them."""
-    step_time = _recorded(run).get("step_time")
-    if not isinstance(step_time, dict):
-        raise ValueError(f"names {run}, which has no step_time: only steps on real workers are measured")
-    return step_time
 
 
 def _recorded(run: str) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
-from psrun.closures.rules import Dropped, GradientRule
+from psrun.closures.rules import Dropped, rule_of
 from psrun.config import choices
 from psrun.config.clusters import Prediction
 from psrun.config.run_config import RunConfig
@@ -56,21 +56,11 @@ def make_cluster(
             staleness=consistency.staleness,
             dealt=dealt,
         )
-    queue = consistency.queue
-    rule = GradientRule(
-        num_workers,
-        queue.gradients_per_update(num_workers),
-        least=queue.min_workers,
-        tolerance=queue.tolerance,
-        decay=queue.decay,
-        waits=queue.waits,
-        updates_rows=consistency.updates_rows,
-    )
     return QueuedCluster(
         num_workers,
         seconds,
         costs,
-        rule,
+        rule_of(consistency, num_workers),
         updates_rows=consistency.updates_rows,
         dealt=dealt,
         dealt_again=dealt_again,

@@ -119,6 +119,14 @@ class Line:
         return self._free_s
 
 
+def _last_done_s(lines: Sequence[Line], comes_s: float, takes_s: Sequence[float]) -> float:
+    """The time at which the last of some lines is done with what comes to all of them at once."""
+    last_s = comes_s
+    for line, seconds in zip(lines, takes_s):
+        last_s = max(last_s, line.done_s(comes_s, seconds))
+    return last_s
+
+
 @dataclass(eq=False)
 class Closure:
     """Some steps of one worker.
@@ -285,17 +293,12 @@ class Workers:
     def _read_weights(self, worker: int, closure: Closure) -> None:
         now_s = self.events.now_s
         self._read(worker, closure.first + closure.num_done)
-        there_s = now_s
-        for line, takes_s in zip(self._sending, self._costs.read_s):
-            there_s = max(there_s, line.done_s(now_s, takes_s))
+        there_s = _last_done_s(self._sending, now_s, self._costs.read_s)
         pushed_s = there_s + self._costs.latency_s + self._compute_s(worker) + self._costs.latency_s
         self.events.at(pushed_s, self._push, worker, closure)
 
     def _push(self, worker: int, closure: Closure) -> None:
-        now_s = self.events.now_s
-        there_s = now_s
-        for line, takes_s in zip(self._receiving, self._costs.push_s):
-            there_s = max(there_s, line.done_s(now_s, takes_s))
+        there_s = _last_done_s(self._receiving, self.events.now_s, self._costs.push_s)
         self.events.at(there_s, self._arrive, worker, closure)
 
     def _arrive(self, worker: int, closure: Closure) -> None:
@@ -371,7 +374,21 @@ class Cluster(Protocol):
         """Waits for all steps."""
 
 
-class AsynchronousCluster:
+class _TimedCluster:
+    """The virtual time of a cluster with workers."""
+
+    workers: Workers
+
+    @property
+    def now_s(self) -> float:
+        return self.workers.events.now_s
+
+    @property
+    def waited_s(self) -> Mapping[int, float]:
+        return self.workers.waited_s
+
+
+class AsynchronousCluster(_TimedCluster):
     """Each gradient is an update, when it is at the parameter servers.
 
     Args:
@@ -410,14 +427,6 @@ class AsynchronousCluster:
         self._num_updates = 0
         self._read_at: dict[int, int] = {}  # the number of updates when the weights of a gradient were read
 
-    @property
-    def now_s(self) -> float:
-        return self.workers.events.now_s
-
-    @property
-    def waited_s(self) -> Mapping[int, float]:
-        return self.workers.waited_s
-
     def schedule(self, num_steps: int, steps_left: int | None) -> None:
         closure = Closure(self._num_dealt, num_steps, mark=True)
         self._dealt(self._num_dealt, num_steps)
@@ -432,17 +441,11 @@ class AsynchronousCluster:
             return False
         if self._max_delay is None:
             return True
-        self._forget_finished()
         # All closures but the last `max_delay` have ended if the oldest unfinished one is among these.
         return len(self._unfinished) <= self._max_delay
 
-    def _forget_finished(self) -> None:
-        while self._unfinished and self._unfinished[0].has_ended:
-            self._unfinished.popleft()
-
     def join(self) -> None:
         self.workers.events.advance(lambda: not self._in_flight)
-        self._unfinished.clear()
         self.workers.join()
 
     def _read(self, worker: int, number: int) -> None:
@@ -458,10 +461,11 @@ class AsynchronousCluster:
 
     def _ended(self, closure: Closure) -> None:
         self._in_flight -= 1
-        self._forget_finished()
+        while self._unfinished and self._unfinished[0].has_ended:
+            self._unfinished.popleft()
 
 
-class QueuedCluster:
+class QueuedCluster(_TimedCluster):
     """The gradients of several closures make an update, as `psrun.closures.scheduling.QueuedSteps` makes it.
 
     Args:
@@ -501,15 +505,6 @@ class QueuedCluster:
         self._unfinished: set[int] = set()  # gradients whose closures have not ended
         self._computed: set[int] = set()  # gradients at the parameter servers, neither applied nor discarded
         self._dropped: set[int] = set()  # gradients that are on their way to the parameter servers
-        self._is_applied = True
-
-    @property
-    def now_s(self) -> float:
-        return self.workers.events.now_s
-
-    @property
-    def waited_s(self) -> Mapping[int, float]:
-        return self.workers.waited_s
 
     def schedule(self, num_steps: int, steps_left: int | None) -> None:
         """Applies one update, whatever `num_steps` is."""
@@ -522,11 +517,11 @@ class QueuedCluster:
         self.counts.weight += sum(update.weights)
         self._drop(update.late)
         self.workers.rule_changed()
-        self._is_applied = False
+        num_before = self._rule.num_applied
         applied = Applied(update.numbers, update.weights, update.ages)
         takes_s = self._costs.update_s + 2 * self._costs.latency_s
         self.workers.events.at(self.workers.chief_done_s(takes_s), self._apply, applied)
-        self.workers.events.advance(lambda: self._is_applied)
+        self.workers.events.advance(lambda: self._rule.num_applied > num_before)
 
     def _deal(self, gradients: Sequence[Gradient]) -> None:
         closures = []
@@ -540,7 +535,6 @@ class QueuedCluster:
         self.actions.append(applied)
         self._computed.difference_update(applied.numbers)
         self.counts.count(CHIEF, max(applied.ages))
-        self._is_applied = True
         self._rule.applied()
         self.workers.rule_changed()
 

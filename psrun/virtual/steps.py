@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from psrun.closures.input_streams import DealtInput
 from psrun.closures.rules import Dropped
+from psrun.closures.server_updates import require_separable, rows_and_dense
 from psrun.closures.stage import Apply, Inputs, Stage, Step
 from psrun.closures.stages import Closure
 from psrun.closures.training_closures import Packed, StepKind
@@ -67,6 +68,8 @@ class LateUpdates(Stage):
     """
 
     def __init__(self, program: Program, *, averages: bool, updates_rows: bool) -> None:
+        if updates_rows:
+            require_separable(program)
         self._program = program
         self._averages = averages
         self._updates_rows = updates_rows
@@ -103,8 +106,7 @@ class LateUpdates(Stage):
             pairs = [pair for pair in grads_and_vars if pair[0] is not None]
             number = self._inputs["numbers"][self.carried]
             if self._updates_rows:
-                rows = [pair for pair in pairs if isinstance(pair[0], tf.IndexedSlices)]
-                pairs = [pair for pair in pairs if not isinstance(pair[0], tf.IndexedSlices)]
+                rows, pairs = rows_and_dense(pairs, self._program.config.consistency.kind)
                 self._rows = self._keep("rows", number, rows)
             self._dense = self._keep("gradients", number, pairs, with_weights=self._compensation > 0)
             return self._program.optimizer.iterations

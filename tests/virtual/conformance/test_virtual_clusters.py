@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from support import TABLED, variables
 
+from psrun.errors import ConfigError
 from psrun.results.run_folder import RunFolder
 from psrun.virtual.simulation import Applied, AsynchronousCluster, Costs, Read
 from psrun.virtual.times import StepSeconds
@@ -121,3 +122,17 @@ def test_the_same_seed_gives_the_same_training_and_says_that_it_is_virtual(train
     resumed, _ = train(*real, "cluster=none", "trainer.epochs=2", into=RunFolder.resume(here.path, completed=True))
     assert resumed["virtual"] is None
     assert resumed["examples_per_s"] > 0
+
+
+REFUSED = {
+    "a model without tables": (["model=dense"], "requires a model that looks up rows"),
+    "the norm of all gradients": (["optimizer=sgd", "+optimizer.global_clipnorm=1.0"], "optimizer.global_clipnorm"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_hybrid_updates_name_what_they_do_not_support(train, case):
+    pieces, message = REFUSED[case]
+    with pytest.raises(ConfigError, match=message):
+        train(*pieces, *VIRTUAL, "consistency=hybrid", "trainer=custom_loop", "trainer.steps_per_execution=1",
+              "evaluation=none")  # fmt: skip
