@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from psrun.closures.rules import Dropped, rule_of
+from psrun.closures.scheduling import length_for
 from psrun.config import choices
 from psrun.config.clusters import Prediction
 from psrun.config.run_config import RunConfig
@@ -17,7 +18,6 @@ from psrun.virtual.times import StepSeconds
 
 _SEEDS = 5
 _ROUNDS = 40  # steps of each worker that are simulated
-_CLOSURE_S = 0.1  # that `steps_per_execution=auto` aims at
 
 
 def costs_of(virtual: Virtual, traffic: Sequence[tuple[int, int]]) -> Costs:
@@ -76,7 +76,7 @@ def steps_of_a_closure(virtual: Virtual, run: RunConfig) -> int:
         return trainer.num_steps_packed
     if virtual.delay is not None:
         return min(choices.MAX_UNROLLED_STEPS, trainer.num_steps)
-    return max(1, min(round(_CLOSURE_S / virtual.mean_step_s), trainer.num_steps))
+    return length_for(virtual.mean_step_s, trainer.num_steps, virtual.num_workers)
 
 
 def predicted(run: RunConfig, traffic: Sequence[tuple[int, int]]) -> Prediction:
