@@ -277,6 +277,12 @@ class TrainingClosures(InFlightClosures):
         """
         return {}
 
+    def prediction(self) -> Mapping[str, Any]:
+        """What is predicted of the training on workers that this process plays, as run.json has it; empty where nothing
+        is. Call with the steps made.
+        """
+        return {}
+
     def by_worker(self, values: Mapping[int, float], default: float) -> dict[str, float]:
         """A value of each worker by its task."""
         return {f"worker-{index}": values.get(index, default) for index in range(self._num_workers)}

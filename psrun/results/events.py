@@ -411,8 +411,11 @@ def _epoch(state: State, event: Event) -> State:
     for name in ("metrics", "steps"):  # earlier versions had no steps
         if name in event.data:
             change[name] = event.data[name]
-    if "virtual" in event.data or "virtual" in state:  # a resumed run may be on a real cluster
-        change["virtual"] = event.data.get("virtual")
+    if "virtual" in event.data:
+        change["virtual"] = event.data["virtual"]
+    elif "virtual" in state:  # a run that resumed on a real cluster, of which nothing was predicted
+        change["virtual"] = None
+        change["prediction"] = None
     return change
 
 

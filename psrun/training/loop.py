@@ -463,4 +463,7 @@ def steps_on_workers(
         warn=run.warn,
         on_packed=run.packed,
     )
-    return closures.steps(kind)
+    steps = closures.steps(kind)
+    if prediction := closures.prediction():
+        run.folder.emit("prediction", **prediction)
+    return steps

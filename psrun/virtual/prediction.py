@@ -121,17 +121,19 @@ def predicted(run: RunConfig, traffic: Sequence[tuple[int, int]]) -> Prediction:
 def _simulated(
     virtual: Virtual, run: RunConfig, traffic: Sequence[tuple[int, int]], seed: int, num_steps: int
 ) -> Cluster:
-    """The cluster after some steps, in closures as in the run."""
+    """The cluster after some steps or a few more, in closures and epochs as in the run."""
     seconds = virtual.step_seconds(seed)
-    seconds.begin(0)
     cluster = make_cluster(virtual, run.consistency, seconds, costs_of(virtual, traffic))
     length = steps_of_a_closure(virtual, run)
-    left = max(num_steps, 4 * length * virtual.num_workers) if length > 1 else num_steps
-    while left > 0:
-        cluster.schedule(min(length, left), left)
-        cluster.actions.clear()
-        left -= length
-    cluster.join()
+    if length > 1:
+        num_steps = max(num_steps, 4 * length * virtual.num_workers)
+    in_epoch = min(run.trainer.num_steps, num_steps)
+    for first in range(0, num_steps, in_epoch):
+        seconds.begin(first)
+        for left in range(in_epoch, 0, -length):
+            cluster.schedule(min(length, left), left)
+            cluster.actions.clear()
+        cluster.join()
     return cluster
 
 

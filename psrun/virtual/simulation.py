@@ -223,7 +223,7 @@ class Workers:
         self._queued: deque[Closure] = deque()
         self._ready: dict[int, None] = dict.fromkeys(range(num_workers))  # wait; the first is the next
         self._refused: dict[int, None] = {}  # wait because of the rule
-        self._waits_since_s: dict[int, float] = dict.fromkeys(range(num_workers), 0.0)
+        self._waits_since_s: dict[int, float] = {}
 
     # -- the chief
 
@@ -237,6 +237,8 @@ class Workers:
         self.events.at(done_s, self._put, closures)
 
     def _put(self, closures: Sequence[Closure]) -> None:
+        for worker in (*self._ready, *self._refused):
+            self._waits_since_s.setdefault(worker, self.events.now_s)
         for closure in closures:
             if self._rule.is_over(closure.mark):
                 self._end(closure)

@@ -8,7 +8,7 @@ many of them, with the updates between them, are one call of a TensorFlow functi
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import tensorflow as tf
@@ -347,6 +347,11 @@ class VirtualClosures:
         assert self._steps is not None
         return self._steps.virtual_time()
 
+    def prediction(self) -> Mapping[str, Any]:
+        """As `TrainingClosures.prediction`."""
+        assert self._steps is not None
+        return self._steps.prediction
+
 
 class VirtualSteps:
     """Schedules steps on virtual workers, and does their arithmetic in this process.
@@ -354,6 +359,7 @@ class VirtualSteps:
     Attributes:
       num_steps, logs: as in `psrun.closures.training_closures.Steps`.
       cluster: the virtual cluster.
+      prediction: as `TrainingClosures.prediction`.
     """
 
     def __init__(self, kind: StepKind, consistency: choices.ConsistencyChoice, num_workers: int) -> None:
@@ -368,12 +374,14 @@ class VirtualSteps:
         self._places: dict[int, int] = {}  # of the batches of gradients, until these are applied or discarded
         seed = program.config.seed
         self._seconds: StepSeconds | None = None
+        self.prediction: Mapping[str, Any] = {}
         if virtual.delay is not None:
             self.cluster = prediction.delayed(virtual, seed, kind.num_scheduled(), self._deal)
         else:
             self._seconds = virtual.step_seconds(seed)
             self._seconds.begin(kind.num_scheduled())
             traffic = planner.traffic_by_server(program, virtual.num_ps, virtual.placement)
+            self.prediction = prediction.predicted(program.config, traffic).facts
             self.cluster = prediction.make_cluster(
                 virtual,
                 consistency,

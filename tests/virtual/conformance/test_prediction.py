@@ -7,8 +7,9 @@ import json
 
 import pytest
 from rich.console import Console
-from support import run_config
+from support import MODELS, run_config
 
+from psrun.results.events import EventReader, fold_all
 from psrun.results.run_folder import RunFolder
 from psrun.roles import planner
 
@@ -37,6 +38,33 @@ def test_a_plan_predicts_the_rate_and_the_staleness_of_the_training(train, tmp_p
     assert {task for task in result["bytes_per_step_by_task"] if task.startswith("ps")} == {"ps-0", "ps-1"}
     assert "Predicted: " in printed
     assert "Mean staleness of updates: " in printed
+
+
+SHORT_EPOCHS = ("cluster.num_workers=48", "trainer.epochs=3", "trainer.steps_per_epoch=200")
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("mode", ["async", pytest.param("ssp", marks=pytest.mark.thorough)])
+def test_a_training_records_the_prediction_of_its_plan_beside_what_it_finds(train, tmp_path, mode):
+    options = [*SHORT_EPOCHS, f"consistency={mode}"]  # the rate is lower where workers wait for the end of an epoch
+    planned_result, _ = planned(tmp_path, *MODELS["embedding"], "trainer.steps_per_execution=3", *options)
+    trained, folder = train(*RUN, *options)
+    prediction = trained["prediction"]
+    assert prediction == planned_result["prediction"]
+    time_s = trained["virtual"]["time_s"]
+    assert prediction["steps_per_s"]["median"] == pytest.approx(trained["steps"]["applied"] / time_s, rel=0.05)
+    assert prediction["staleness"]["median"] == pytest.approx(trained["staleness"]["mean"], rel=0.05)
+    waiting = sum(trained["consistency"]["waited_s"].values()) / (48 * time_s)
+    assert prediction["waiting"]["median"] == pytest.approx(waiting, rel=0.1)
+    assert fold_all(EventReader(folder.path / "metrics.jsonl").read())["prediction"] == prediction
+
+
+@pytest.mark.tensorflow
+def test_nothing_is_predicted_where_no_time_passes(train):
+    trained, _ = train("model=embedding", "cluster=virtual", "cluster.delay=constant", "cluster.mean_delay=2",
+                       "evaluation=none", "trainer=custom_loop", "trainer.epochs=1",
+                       "trainer.steps_per_epoch=10")  # fmt: skip
+    assert "prediction" not in trained
 
 
 @pytest.mark.tensorflow
