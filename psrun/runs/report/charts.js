@@ -194,22 +194,25 @@ function differences(metric) {
 
 // -- speed
 
+const VIRTUAL = "virtual.examples_per_s";
+
 /** Runs of the same series differ in the number of workers and the seed only. */
 function series(runs) {
   const other = (axis) => axis !== "seed" && !axis.endsWith("num_workers");
   return grouped(runs, (run) => Object.entries(run.axes).filter(([axis]) => other(axis)).map(([, value]) => value).join(" · "));
 }
 
-function scaling(runs, color, { efficiency }) {
-  const measured = runs.filter((run) => known(run.workers) && run.examples_per_s && run.status === "completed");
+/** The throughput by the number of workers: `rate` is the field of a run that has it. */
+function scaling(runs, color, { efficiency, rate }) {
+  const measured = runs.filter((run) => known(run.workers) && run[rate] && run.status === "completed");
   const workers = unique(measured.map((run) => run.workers)).sort((a, b) => a - b);
   if (!measured.length || (efficiency && workers.length < 2)) return null;
-  const title = efficiency ? "efficiency (1 = linear)" : "throughput (examples/s)";
+  const title = efficiency ? "efficiency (1 = linear)" : `throughput (${rate === VIRTUAL ? "virtual " : ""}examples/s)`;
   const means = [], points = [];
   for (const [name, those] of series(measured)) {
     const at = [...grouped(those, (run) => run.workers)].sort((a, b) => a[0] - b[0]);
-    const base = mean(at[0][1].map((run) => run.examples_per_s)) / at[0][0];
-    const value = (run) => (efficiency ? run.examples_per_s / run.workers / base : run.examples_per_s);
+    const base = mean(at[0][1].map((run) => run[rate])) / at[0][0];
+    const value = (run) => (efficiency ? run[rate] / run.workers / base : run[rate]);
     if (efficiency && at.length < 2) continue;
     points.push(...those.map((run) => ({ x: run.workers, y: value(run), run: run.name, configuration: label(run), color: color(run) })));
     if (at.length < 2) continue;
@@ -397,8 +400,11 @@ const charts = () => [
   { id: "loss", title: () => "Loss over steps", note: "Solid: training. Dashed: evaluation.", draw: (runs, state) => (state.metric === "loss" ? null : against("loss", 0, "applied steps", runs, state.tone)) },
   { id: "examples", title: (state) => `${state.metric} against examples`, note: "Applied steps times the examples of a step.", draw: (runs, state) => against(state.metric, 3, "examples", runs, state.tone) },
   { id: "wall", title: (state) => `${state.metric} against wall time`, note: "Since the start of the run, including setup.", draw: (runs, state) => against(state.metric, 1, "time since the start (s)", runs, state.tone) },
-  { id: "throughput", title: () => "Throughput against workers", note: "One point per run; lines connect the means.", draw: (runs, state) => scaling(runs, state.tone, { efficiency: false }) },
-  { id: "efficiency", title: () => "Scaling efficiency", note: "Throughput per worker, relative to the fewest workers.", draw: (runs, state) => scaling(runs, state.tone, { efficiency: true }) },
+  { id: "virtual", title: (state) => `${state.metric} against virtual time`, note: "Runs of virtual clusters, without evaluations and checkpoints.", draw: (runs, state) => against(state.metric, 4, "virtual time (s)", runs, state.tone) },
+  { id: "throughput", title: () => "Throughput against workers", note: "One point per run; lines connect the means.", draw: (runs, state) => scaling(runs, state.tone, { efficiency: false, rate: "examples_per_s" }) },
+  { id: "efficiency", title: () => "Scaling efficiency", note: "Throughput per worker, relative to the fewest workers.", draw: (runs, state) => scaling(runs, state.tone, { efficiency: true, rate: "examples_per_s" }) },
+  { id: "virtual-throughput", title: () => "Virtual throughput against workers", note: "As virtual clusters predict it; lines connect the means.", draw: (runs, state) => scaling(runs, state.tone, { efficiency: false, rate: VIRTUAL }) },
+  { id: "virtual-efficiency", title: () => "Virtual scaling efficiency", note: "Virtual throughput per worker, relative to the fewest workers.", draw: (runs, state) => scaling(runs, state.tone, { efficiency: true, rate: VIRTUAL }) },
   { id: "times", title: () => "Step time", note: "All workers together; one point per epoch.", wide: true, draw: (runs, state) => stepTimes(runs, state.tone) },
   { id: "stages", title: () => "Where the time of a step goes", note: "Measured on a worker during training; mean of the runs of a configuration.", wide: true, draw: (runs) => stages(runs) },
   { id: "staleness", title: () => "Staleness of updates", note: "Updates applied between the read of the weights and the own update; the share of updates up to each number.", wide: true, draw: (runs, state) => staleness(runs, state.tone) },

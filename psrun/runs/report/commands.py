@@ -12,7 +12,7 @@ from psrun import files
 from psrun.errors import ConfigError, ExitCode
 from psrun.results import run_state
 from psrun.results.run_state import below, existing, printable
-from psrun.runs.report import comparison, output, page, ranking, rows, runs, table
+from psrun.runs.report import comparison, output, page, predicted, ranking, rows, runs, table
 
 
 def main(arguments: list[str]) -> ExitCode:
@@ -41,7 +41,13 @@ def main(arguments: list[str]) -> ExitCode:
     if options.html is not None:
         titles = [printable(folder) for folder in (*folders, *against)]
         html = page.render(
-            report.runs, report.rows, report.axes, ranking=report.ranking, named=titles, compared=compared
+            report.runs,
+            report.rows,
+            report.axes,
+            ranking=report.ranking,
+            named=titles,
+            predictions=report.predictions,
+            compared=compared,
         )
         output.write(console, options.html, html)
     if not any((options.csv, options.json, options.html)):
@@ -60,6 +66,18 @@ def _comparisons(compared: comparison.Comparisons, console: Console) -> str:
         visible = table.fitting(records, columns, comparison.SPARE, console.width)
     hidden = table.hidden(columns, visible, "--csv writes all")
     return output.on_paper(console, records, visible, [*notes, *hidden])
+
+
+def _predictions(predictions: predicted.Predictions, console: Console) -> str:
+    """The text for `console`: predictions beside what was measured, and notes on them; empty without predictions."""
+    records, columns, notes = predicted.shown(predictions)
+    if not records:
+        return output.notes(console, notes)
+    visible = columns
+    if console.is_terminal:
+        visible = table.fitting(records, columns, [each for each in predicted.SPARE if each in columns], console.width)
+    notes += table.hidden(columns, visible, "--json has all")
+    return f"\nPredicted and measured\n{output.on_paper(console, records, visible, notes)}"
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -120,6 +138,7 @@ class _Report:
       rows: of the runs, in their order.
       axes: the keys in which the runs differ.
       metrics: the names of their metrics: the one that ranks them, then those of evaluations.
+      predictions: of them, by virtual clusters among them.
     """
 
     def __init__(
@@ -133,6 +152,10 @@ class _Report:
         self.axes = rows.axes(self.runs)
         self.ranking = ranking.of_runs(self.runs)
         self.metrics = self.ranking.first(rows.metric_names(self.runs))
+        self.predictions = predicted.of_runs(self.runs)
+        if self.predictions.pairs:
+            for row in self.rows:
+                row[predicted.COLUMN] = self.predictions.by_run.get(row["run"])
         self._sort = [rows.sort_key(key, self.rows) for key in sort]
 
     def named_columns(self, text: str) -> list[str]:
@@ -152,7 +175,20 @@ class _Report:
                 if name.startswith("staleness.") and not rows.is_of_worker(name):
                     stale[name] = None
         columns.insert(1, "folder")
-        return [*columns, "status", *self.metrics, *rows.MEASURED, *stale, "error", *self._name]
+        return [
+            *columns, "status", *self.metrics, *rows.MEASURED, *self._virtual, *stale, *self._predicted, "error",
+            *self._name,
+        ]  # fmt: skip
+
+    @property
+    def _virtual(self) -> list[str]:
+        """The columns in virtual time, if any run has them."""
+        return [name for name in rows.VIRTUAL if self._has_values(name)]
+
+    @property
+    def _predicted(self) -> list[str]:
+        """The column of predictions, if there are any."""
+        return [predicted.COLUMN] if self.predictions.pairs else []
 
     @property
     def _name(self) -> list[str]:
@@ -168,7 +204,8 @@ class _Report:
             records = rows.folded(self.rows, rows.groups(self.runs), [*needed])
         if len(records) == len(self.rows):
             return self.rows, columns
-        columns = [rows.FOLDED if column == rows.SEED else column for column in columns if column != "folder"]
+        of_one_run = ("folder", predicted.COLUMN)
+        columns = [rows.FOLDED if column == rows.SEED else column for column in columns if column not in of_one_run]
         return rows.ordered(records, self._sort), columns
 
     def compared(self, against: Sequence[Path], metrics: Sequence[str], *, pair: bool) -> comparison.Comparisons:
@@ -194,7 +231,8 @@ class _Report:
         if self.ranking.differs:
             lines.append(f"not ranked: the runs were evaluated on different rows ({self.ranking.differs})")
         lines += table.hidden(columns, visible, "choose columns with --columns; --csv writes all")
-        return output.on_paper(console, records, visible, [*lines, *table.errors(self.runs)])
+        text = output.on_paper(console, records, visible, [*lines, *table.errors(self.runs)])
+        return text if chosen else f"{text}{_predictions(self.predictions, console)}"
 
     def _has_values(self, column: str) -> bool:
         """Whether a column says something: it has a value; there were recoveries; the runs differ in the examples."""
@@ -207,7 +245,9 @@ class _Report:
         metrics = [name for name in self.metrics if self._has_values(name)]
         measured = [name for name in rows.MEASURED if self._has_values(name)]
         explicit, implied = self._axes_by_origin()
-        return ["run", "status", *metrics[:1], *explicit, *metrics[1:], *implied, *measured, *self._name]
+        return [
+            "run", "status", *metrics[:1], *explicit, *metrics[1:], *implied, *measured, *self._virtual, *self._name,
+        ]  # fmt: skip
 
     def _axes_by_origin(self) -> tuple[list[str], list[str]]:
         """The axes that a command line set, and the others."""
@@ -222,7 +262,8 @@ class _Report:
         evaluated = [name for name in further if name.startswith(("val_", rows.BEST))]
         trained = [name for name in further if name not in evaluated]
         order = [
-            *reversed(implied), "wall_s", "steps", "examples", "steps_per_s", *reversed(trained), *reversed(evaluated),
-            "recoveries", "examples_per_s", "notes", *reversed(explicit), rows.FOLDED,
+            *reversed(implied), "wall_s", "virtual.time_s", "steps", "examples", "steps_per_s", "virtual.steps_per_s",
+            *reversed(trained), *reversed(evaluated), "recoveries", "virtual.examples_per_s", "examples_per_s",
+            "notes", *reversed(explicit), rows.FOLDED,
         ]  # fmt: skip
         return [column for column in order if column in columns]

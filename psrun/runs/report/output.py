@@ -29,6 +29,14 @@ def on_paper(console: Console, records: Sequence[rows.Row], columns: Sequence[st
     paper = Console(file=out, width=room or _ENDLESS, force_terminal=terminal, highlight=False)
     for line in table.lines(records, columns, paper, room):
         out.write(f"{line}\n")
+    out.write(notes(console, lines))
+    return out.getvalue()
+
+
+def notes(console: Console, lines: Sequence[str]) -> str:
+    """The text of lines for `console`, which are folded at its width."""
+    out = io.StringIO()
+    paper = Console(file=out, width=_ENDLESS, force_terminal=console.is_terminal, highlight=False)
     for line in lines:
         paper.print(folded(Text(line), line_width(console)), soft_wrap=True)
     return out.getvalue()

@@ -131,10 +131,11 @@ function tiles(runs) {
     const note = other.length ? el("em", {}, `the held-out rows differ: ${other.join(", ")}`) : "";
     made.push(card(`best ${name.replace(/^best_/, "")}`, shown(winner.metrics[name]), el("span", {}, nameOf(winner), " ", note)));
   }
-  const measured = runs.filter((run) => run.examples_per_s);
-  if (measured.length) {
-    const winner = best(measured, (run) => run.examples_per_s, false);
-    made.push(card("highest examples/s", shown(Math.round(winner.examples_per_s)), nameOf(winner)));
+  for (const [rate, what] of [["examples_per_s", "highest examples/s"], [VIRTUAL, "highest virtual examples/s"]]) {
+    const measured = runs.filter((run) => run[rate]);
+    if (!measured.length) continue;
+    const winner = best(measured, (run) => run[rate], false);
+    made.push(card(what, shown(Math.round(winner[rate])), nameOf(winner)));
   }
   const recoveries = runs.reduce((sum, run) => sum + (run.recoveries ?? 0), 0);
   if (recoveries) made.push(card("recoveries", String(recoveries), el("span", {}, "of lost tasks")));
@@ -179,7 +180,7 @@ function line(same) {
   cells.status = pick((run) => run.status);
   cells.name = pick((run) => run.called);
   for (const name of DATA.metrics) cells[name] = pick((run) => run.metrics[name], measured);
-  for (const name of ["steps", "steps_per_s", "examples_per_s", "wall_s", "recoveries"]) cells[name] = pick((run) => run[name], measured);
+  for (const name of ["steps", "steps_per_s", "examples_per_s", "wall_s", "recoveries", "virtual.steps_per_s", "virtual.examples_per_s", "virtual.time_s"]) cells[name] = pick((run) => run[name], measured);
   for (const name of NAMED) if (!(name in cells)) axis(name);
   return cells;
 }
@@ -249,6 +250,20 @@ function compared() {
   const metrics = unique(DATA.compared.rows.map((each) => each.metric));
   const specs = metrics.map(differences).filter(Boolean);
   return embed(byId("compared-plot"), specs);
+}
+
+// -- predictions
+
+function predicted() {
+  const card = byId("predicted");
+  card.hidden = !DATA.predicted;
+  if (card.hidden) return;
+  const { columns, rows, notes } = DATA.predicted;
+  const style = (column) => (["run", "predicted by", "like"].includes(column) ? "" : "number");
+  const head = el("tr", {}, ...columns.map((name) => el("th", { className: style(name) }, name)));
+  const body = rows.map((row) => el("tr", {}, ...row.map((text, index) => el("td", { className: style(columns[index]) }, text))));
+  byId("predicted-table").replaceChildren(...(rows.length ? [el("table", {}, el("thead", {}, head), el("tbody", {}, ...body))] : []));
+  byId("predicted-notes").replaceChildren(...notes.map((note) => el("p", { className: "note" }, note)));
 }
 
 // -- charts
@@ -326,6 +341,7 @@ function start() {
   choices();
   frames();
   common();
+  predicted();
   update();
 }
 

@@ -20,7 +20,7 @@ from psrun.files import as_mapping, as_mappings, as_number
 from psrun.results.events import Event
 from psrun.results.run_folder import placement_of
 from psrun.runs import states
-from psrun.runs.report import comparison, rows
+from psrun.runs.report import comparison, predicted, rows
 from psrun.runs.report.ranking import NUMBER, Ranking, held_out
 from psrun.runs.report.runs import Run, events
 from psrun.runs.report.table import headings
@@ -38,6 +38,7 @@ def render(
     *,
     ranking: Ranking,
     named: Sequence[str],
+    predictions: predicted.Predictions,
     compared: comparison.Comparisons | None = None,
 ) -> str:
     """The page as HTML.
@@ -47,6 +48,7 @@ def render(
       records: their rows.
       axes: the keys in which runs differ, for the filters.
       named: the folders of the report.
+      predictions: of the runs, for their own card.
       compared: the runs against a baseline, for their own card.
 
     Raises:
@@ -59,7 +61,8 @@ def render(
     here = resources.files(__package__)
     names = ("page.html", "page.css", "charts.js", "page.js")
     html, style, charts, script = ((here / name).read_text(encoding="utf-8") for name in names)
-    values = {**_data(runs, records, axes, named), **_ranked(runs, ranking), "compared": _compared(compared)}
+    values = {**_data(runs, records, axes, named), **_ranked(runs, ranking)}
+    values |= {"compared": _compared(compared), "predicted": _predicted(predictions)}
     data = json.dumps(values, allow_nan=False, separators=(",", ":"), default=str)
     data = data.replace("<", "\\u003c")  # data must not close the element that holds it
     return Template(html).substitute(data=data, style=style, library=library, charts=charts, script=script)
@@ -97,6 +100,15 @@ def _compared(compared: comparison.Comparisons | None) -> Values | None:
     return {"rows": records, "table": table, "notes": notes}
 
 
+def _predicted(predictions: predicted.Predictions) -> Values | None:
+    """The predictions as in the terminal; None without any."""
+    table, columns, notes = predicted.shown(predictions, most=None)
+    if not notes:
+        return None
+    by_column = [rows.briefly([row.get(column) for row in table]) for column in columns]
+    return {"columns": columns, "rows": list(zip(*by_column)), "notes": notes}
+
+
 def _texts(records: Sequence[rows.Row], axes: Sequence[str]) -> list[dict[str, str]]:
     """The values of each run by axis."""
     by_axis = {axis: rows.briefly([each.get(axis) for each in records], distinct=True) for axis in axes}
@@ -118,6 +130,7 @@ def _run(run: Run, row: rows.Row, group: int, axes: Mapping[str, str], common: M
         "numbers": {axis: as_number(row.get(axis)) for axis in axes},
         "metrics": rows.metrics(run),
         **{name: row[name] for name in rows.MEASURED},
+        **{name: row.get(name) for name in rows.VIRTUAL},
         "workers": as_number(cluster.get("num_workers")),
         "ps": as_number(cluster.get("num_ps")),
         "topology": cluster.get("topology"),
@@ -135,13 +148,15 @@ def _run(run: Run, row: rows.Row, group: int, axes: Mapping[str, str], common: M
 
 
 def _curves(events: Sequence[Event]) -> dict[str, list[list[float | None]]]:
-    """For each metric: steps, seconds since the start, values, examples; those of evaluations as val_*.
+    """For each metric: steps, seconds since the start, values, examples, virtual seconds; of evaluations as val_*.
 
     Examples are those of the applied updates, as `rows.examples_per_step` gives them; None before the first epoch ends.
+    Seconds since the start are None in a run in virtual time.
     """
     curves: dict[str, list[list[float | None]]] = {}
     examples = counted = 0
     per_step = None
+    virtual_s = _virtual_seconds(events)
     for event in events:
         of_training = event.kind in ("epoch", "evaluation") and "path" not in event.data  # mode=evaluate writes a path
         if not of_training or event.step is None:
@@ -151,18 +166,39 @@ def _curves(events: Sequence[Event]) -> dict[str, list[list[float | None]]]:
         if per_step:
             examples += per_step * (event.step - counted)
             counted = event.step
+        wall_s = None if virtual_s else event.wall_s
+        point = (event.step, wall_s, None, examples if per_step else None, virtual_s.get(event.step))
         for name, value in as_mapping(event.data.get("metrics")).items():
             if as_number(value) is not None:
-                curve = curves.setdefault(prefix + name, [[], [], [], []])
-                for values, one in zip(curve, (event.step, event.wall_s, float(value), examples if per_step else None)):
+                curve = curves.setdefault(prefix + name, [[], [], [], [], []])
+                for values, one in zip(curve, point):
                     values.append(one)
+                curve[2][-1] = float(value)
     return curves
 
 
+def _virtual_seconds(events: Sequence[Event]) -> dict[int, float]:
+    """The virtual seconds at the end of each epoch, by step; those of a resumed run go on."""
+    found: dict[int, float] = {}
+    before_s = last_s = 0.0  # of the processes before this one; of this one
+    for event in events:
+        time_s = as_number(as_mapping(event.data.get("virtual")).get("time_s"))
+        if event.kind != "epoch" or event.step is None or time_s is None:
+            continue
+        if time_s < last_s:
+            before_s += last_s
+        last_s = time_s
+        found[event.step] = before_s + time_s
+    return found
+
+
 def _epoch(event: Event) -> list[Any]:
-    """Number, end and length in seconds, and the mean milliseconds per step; None if they are not known."""
+    """Number, end and length in seconds, and the mean milliseconds per step; None if they are not known.
+
+    Of a run in virtual time, a step has none: those of its process are not those of workers.
+    """
     rate = as_number(event.data.get("steps_per_s"))
-    step_ms = round(1000 / rate, 4) if rate else None
+    step_ms = round(1000 / rate, 4) if rate and "virtual" not in event.data else None
     return [event.data.get("epoch"), event.wall_s, as_number(event.data.get("seconds")), step_ms]
 
 

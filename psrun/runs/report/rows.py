@@ -29,6 +29,7 @@ BEST = "best_"  # before the name of the metric by which checkpoints are compare
 FOLDED = "seeds"
 SEEDS = "all seeds"  # of the runs that are folded; FOLDED is the number of those with the values
 MEASURED = ("steps", "examples", "steps_per_s", "examples_per_s", "wall_s", "recoveries")
+VIRTUAL = ("virtual.steps_per_s", "virtual.examples_per_s", "virtual.time_s")  # of runs in virtual time
 _LONGEST_LIST = 40  # characters of values that are shown
 _LONGEST_MAPPING = 20
 _FEATURES = "data.features"
@@ -70,9 +71,15 @@ def brief_row(run: Run) -> Row:
         **called,
         "run": run.name, "folder": printable(run.path), "status": run.state.shown_status, **metrics(run),
         "steps": as_number(steps.get("applied")), "examples": num_examples(run),
-        **{name: as_number(run.result.get(name)) for name in MEASURED[2:5]},
+        **{name: as_number(run.result.get(name)) for name in MEASURED[2:5]}, **virtual(run),
         "recoveries": len(recoveries) if isinstance(recoveries, list) else None, "error": run.error,
     }  # fmt: skip
+
+
+def virtual(run: Run) -> dict[str, float]:
+    """The columns of VIRTUAL; empty for a run that is not in virtual time."""
+    values = flat({"virtual": as_mapping(run.result.get("virtual"))})
+    return {name: float(values[name]) for name in VIRTUAL if as_number(values.get(name)) is not None}
 
 
 def examples_per_step(values: Mapping[str, Any]) -> int | None:
@@ -94,7 +101,7 @@ def num_examples(run: Run) -> int | None:
     A resumed run counts as if it had had its present batch size and mode from the start.
     """
     steps = as_number(as_mapping(run.result.get("steps")).get("applied"))
-    per_step = examples_per_step(run.result)
+    per_step = examples_per_step(run.result) or examples_per_step(as_mapping(run.result.get("virtual")))
     if steps is None or per_step is None:
         return None
     return round(steps * per_step)
@@ -196,7 +203,7 @@ def _is_axis(key: str, rows: Sequence[Row], overridden: bool) -> bool:
     group, _, last = key.rpartition(".")
     if key in NOT_COMPARED or sweep.is_own_key(key) or (last in _TYPES and "." not in group):
         return False
-    if _is_aside(key) and not overridden:
+    if is_aside(key) and not overridden:
         return False
     if not any(key in each for each in rows) or not differs(each.get(key) for each in rows):
         return False
@@ -208,7 +215,8 @@ def _is_axis(key: str, rows: Sequence[Row], overridden: bool) -> bool:
     return any(differs(values) for values in alike.values())
 
 
-def _is_aside(key: str) -> bool:
+def is_aside(key: str) -> bool:
+    """Whether a key does not change what a run trains."""
     return key.partition(".")[0] in _ASIDE
 
 
@@ -334,7 +342,7 @@ def groups(runs: Sequence[Run]) -> list[int]:
         for key, value in run.config.items():
             if key in (SEED, *NOT_COMPARED) or sweep.is_own_key(key):
                 continue
-            if key in named or not _is_aside(key):
+            if key in named or not is_aside(key):
                 others[key] = value
         what = _text([others, run.overrides.get("experiment")]) if run.config else str(index)
         group_of_run.append(numbers.setdefault(what, len(numbers)))

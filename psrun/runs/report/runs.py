@@ -76,6 +76,11 @@ class Run:
             rate = f"{rate:g} falling to 0"
         return {**self.config, _RATE: rate}
 
+    @cached_property
+    def written(self) -> Mapping[str, Any]:
+        """The configuration as config.yaml has it, without what was guessed from the data; values by dotted key."""
+        return flat(load_mapping(self.path / CONFIG, _parse_config)[0])
+
     @property
     def overrides(self) -> dict[str, str]:
         """The overrides of the command line, by key."""

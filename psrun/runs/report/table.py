@@ -17,7 +17,7 @@ from rich.text import Text
 
 from psrun.config.groups import key_of
 from psrun.runs import states
-from psrun.runs.report.rows import FOLDED, SEEDS, Row, briefly, shown
+from psrun.runs.report.rows import FOLDED, SEEDS, VIRTUAL, Row, briefly, shown
 from psrun.runs.report.runs import Run
 from psrun.runs.report.spread import Spread
 
@@ -29,7 +29,7 @@ def headings(columns: Sequence[str]) -> dict[str, str]:
     """The last part of each dotted column, with indices after it, if it is unique; else the whole name.
 
     A part that is not directly below its group has the part before it: 'split.fraction' of 'data.split.fraction'. So
-    has the name of a statistic: 'staleness.mean'.
+    have the name of a statistic and what is in virtual time: 'staleness.mean', 'virtual.steps_per_s'.
     """
     ends = [_end(column) for column in columns]
     return {column: end if ends.count(end) == 1 else column for column, end in zip(columns, ends)}
@@ -48,7 +48,7 @@ def with_short_keys(overrides: Sequence[Sequence[str]]) -> list[str]:
 def _end(column: str) -> str:
     parts = column.split(".")
     last = next((place for place in reversed(range(len(parts))) if not parts[place].isdigit()), 0)
-    if last > 1 or parts[last] in _STATISTICS:
+    if last > 1 or parts[last] in _STATISTICS or column in VIRTUAL:
         last = max(0, last - 1)
     return ".".join(parts[last:])
 
