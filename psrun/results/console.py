@@ -490,7 +490,9 @@ def _progress_parts(progress: Progress, width: int | None = None) -> list[str]:
     parts = [f"epoch {progress.epoch}/{progress.epochs}", f"step {progress.step}/{progress.steps}"]
     if progress.loss is not None:
         parts.append(f"loss {progress.loss:.4g}")
-    more = [f"{progress.steps_per_s:.4g} steps/s", f"{progress.examples_per_s:,.0f} examples/s"]
+    more = []
+    if progress.steps_per_s is not None and progress.examples_per_s is not None:
+        more += [f"{progress.steps_per_s:.4g} steps/s", f"{progress.examples_per_s:,.0f} examples/s"]
     if progress.metrics:
         more.append(f"(last epoch: {numbers(progress.metrics)})")
     return _that_fit(parts, more, width)

@@ -64,7 +64,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Progress:
-    """Progress of the training; rates are means over the last seconds.
+    """Progress of the training; rates are means over the last seconds, and None where workers are virtual.
 
     Attributes:
       epoch: the current one, from 1.
@@ -80,8 +80,8 @@ class Progress:
     epochs: int
     step: int
     steps: int
-    steps_per_s: float
-    examples_per_s: float
+    steps_per_s: float | None
+    examples_per_s: float | None
     loss: float | None
     metrics: Mapping[str, float] = field(default_factory=dict)
     has_begun: bool = True

@@ -384,7 +384,9 @@ def _after_epoch(epoch: Event | None) -> Progress | None:
         steps = round(epoch.step * data["epochs"] / data["epoch"])
         metrics = dict(data["metrics"])
         loss = metrics.pop("loss", None)
-        rates = float(data["steps_per_s"]), float(data["examples_per_s"])
+        rates: tuple[float | None, float | None] = (None, None)
+        if "virtual" not in data:
+            rates = (float(data["steps_per_s"]), float(data["examples_per_s"]))
         return Progress(data["epoch"], data["epochs"], epoch.step, steps, *rates, loss, metrics)
     except (KeyError, TypeError, ValueError, ZeroDivisionError):
         return None

@@ -171,10 +171,12 @@ class ProgressMonitor(Pulse):
         self._samples.append((time.monotonic(), step))
         start_s, start = self._samples[0]
         now_s, now = self._samples[-1]
-        rate = 0.0
-        if now_s > start_s:
+        rate: float | None = 0.0
+        if self._program.config.cluster.played_by:  # the rate of this process is not that of workers
+            rate = None
+        elif now_s > start_s:
             rate = (now - start) / (now_s - start_s)
-        examples = rate * self._program.examples_per_step
+        examples = None if rate is None else rate * self._program.examples_per_step
         self.progress = Progress(
             self.epoch,
             self._epochs,

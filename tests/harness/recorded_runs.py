@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 
 from psrun.results.events import staleness_by_worker
 
+CUSTOM_LOOP = {"kind": "custom_loop", "epochs": 2}
 KINDS = {"none": {"kind": "none"}, "fixed_shards": {"kind": "fixed_shards", "num_shards": 2}}
 
 
@@ -70,6 +71,64 @@ def a_run(
     events += [{**failure, "action": "restarting worker-1"}, {"event": "recovery", "step": 160, "wall_s": 9.0, **lost}]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     return folder
+
+
+def a_real_run(
+    folder: Path, *, workers: int = 2, cluster: dict[str, Any] | None = None, size: tuple[int, int] | None = None,
+    config: dict[str, Any] | None = None, **changes: Any,
+) -> Path:  # fmt: skip
+    """A run of 200 steps in 20 s, in which two workers wait 1 s and 3 s.
+
+    Args:
+      cluster: keys of its configuration that are otherwise.
+      size: the workers that train, and the parameter servers; None as configured.
+    """
+    num_workers, num_ps = size or (workers, 2)
+    found = {
+        "steps_per_s": 10.0, "examples_per_s": 640.0, "recoveries": [], "overrides": [],
+        "cluster": {"topology": "local", "num_workers": num_workers, "num_ps": num_ps},
+        "consistency": {"mode": "async", "waited_s": {"worker-0": 1.0, "worker-1": 3.0}},
+    }  # fmt: skip
+    keys = {"kind": "local", **_workers(workers), "isolate": "auto", **(cluster or {})}
+    given = {"trainer": CUSTOM_LOOP, "cluster": keys, **(config or {})}
+    return a_run(folder, workers=workers, config=given, **{**found, **changes})
+
+
+def a_virtual_run(folder: Path, *, workers: int = 2, config: dict[str, Any] | None = None, **changes: Any) -> Path:
+    """A run of 200 steps in 16 virtual seconds, of which 8 steps/s were predicted."""
+    rates = {"steps_per_s": 11.0, "examples_per_s": 704.0}
+    found = {
+        "steps_per_s": None, "examples_per_s": None, "prediction": a_prediction(8.0), "overrides": [],
+        "virtual": {"time_s": 16.0, "seconds": 8.0, **rates}, "recoveries": [], "step_time": None,
+        "cluster": {"topology": "virtual", "num_workers": workers, "num_ps": 2},
+        "consistency": {"mode": "async", "waited_s": {"worker-0": 0.8, "worker-1": 0.8}},
+    }  # fmt: skip
+    keys = {"kind": "virtual", **_workers(workers), "step_s": None, "like": "runs/one"}
+    given = {"trainer": CUSTOM_LOOP, "cluster": keys, **(config or {})}
+    a_run(folder, workers=workers, config=given, **{**found, **changes})
+    events = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for event in events:
+        if event["event"] == "epoch":
+            event["virtual"] = {"time_s": 8.0 * event["epoch"], "seconds": 8.0, **rates}
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    return folder
+
+
+def a_plan(folder: Path, *, config: dict[str, Any] | None = None, **changes: Any) -> Path:
+    """A plan that predicts 12 steps/s."""
+    unknown = dict.fromkeys(("cluster", "virtual", "consistency", "metrics", "steps", "staleness", "wall_s"))
+    found = {**unknown, "mode": "plan", "prediction": a_prediction(12.0), **changes}
+    return a_virtual_run(folder, config={"mode": "plan", **(config or {})}, **found)
+
+
+def a_prediction(steps_per_s: float) -> dict[str, Any]:
+    """A prediction as run.json has it."""
+    medians = {"steps_per_s": steps_per_s, "staleness": 0.5, "waiting": 0.1}
+    return {name: {"median": value, "least": 0.9 * value, "most": 1.1 * value} for name, value in medians.items()}
+
+
+def _workers(number: int) -> dict[str, Any]:
+    return {"num_workers": number, "num_ps": 2, "placement": "greedy", "slow_workers": None}
 
 
 def a_sweep(folder: Path) -> Path:

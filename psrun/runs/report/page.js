@@ -180,7 +180,7 @@ function line(same) {
   cells.status = pick((run) => run.status);
   cells.name = pick((run) => run.called);
   for (const name of DATA.metrics) cells[name] = pick((run) => run.metrics[name], measured);
-  for (const name of ["steps", "steps_per_s", "examples_per_s", "wall_s", "recoveries", "virtual.steps_per_s", "virtual.examples_per_s", "virtual.time_s"]) cells[name] = pick((run) => run[name], measured);
+  for (const name of ["steps", "steps_per_s", "examples_per_s", "virtual.steps_per_s", "virtual.examples_per_s", "virtual.time_s", "wall_s", "recoveries"]) cells[name] = pick((run) => run[name], measured);
   for (const name of NAMED) if (!(name in cells)) axis(name);
   return cells;
 }

@@ -305,7 +305,7 @@ def _notes(real: Sequence[Pair], num_shown: int) -> Iterator[str]:
         return
     yield "ratio: predicted steps/s divided by measured; waiting: the part of the time in which workers wait"
     if any(pair.like is not None for pair in real):
-        yield "like: the run whose measured step time the prediction uses; for that run itself, its rate is no test"
+        yield "like: the run whose measured step time the prediction uses; its own row is no test"
 
 
 def _lines(predictions: Predictions) -> Iterator[str]:

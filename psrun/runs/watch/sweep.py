@@ -224,7 +224,7 @@ def _cells(state: SweepState, job: Job) -> dict[str, Text]:
     if progress:
         epoch = f"{progress.epoch}/{progress.epochs}"
         step = f"{progress.step}/{progress.steps}"
-        rate = f"{progress.steps_per_s:.4g}"
+        rate = "" if progress.steps_per_s is None else f"{progress.steps_per_s:.4g}"
     newest = numbers(state.ranking(job))
     if state.metric is not None:  # the heading
         value = state.value(job)

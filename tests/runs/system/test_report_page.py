@@ -8,7 +8,7 @@ import struct
 from pathlib import Path
 
 import pytest
-from recorded_runs import a_run, a_sweep
+from recorded_runs import a_real_run, a_run, a_sweep, a_virtual_run
 
 from psrun.results import run_folder
 from psrun.runs.report import rows
@@ -284,3 +284,24 @@ def test_the_use_of_the_machine_by_task_over_time(opened, tmp_path):
     measured = page.evaluate("DATA.runs[0].system['worker-0']")
     assert len(measured["at_s"]) <= 120
     assert set(measured["received_per_s"][1:]) == {1e6}
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_virtual_runs_are_over_virtual_time_and_beside_the_runs_that_they_predict(opened, tmp_path, width):
+    for workers in (1, 2):
+        a_real_run(tmp_path / f"real-{workers}", workers=workers)
+        a_virtual_run(tmp_path / f"virtual-{workers}", workers=workers)
+    page = opened(tmp_path, width=width)
+    assert {"virtual", "virtual-throughput", "virtual-efficiency", "throughput", "wall"} <= set(visible(page))
+    assert marks(page, "virtual") == marks(page, "wall") > 0
+    assert {"virtual time (s)", "throughput (virtual examples/s)"} <= set(texts(page, ".role-axis-title text"))
+    cards = [" ".join(text.split()) for text in page.locator("#tiles .tile").all_inner_texts()]
+    assert "highest virtual examples/s 704 (run virtual-1)" in cards
+    assert {"virtual.steps_per_s", "steps_per_s"} <= set(texts(page, "#runs th"))
+    cells = texts(page, "#predicted-table td")
+    assert cells[:6] == ["real-1", "virtual-1", "runs/one", "8", "10", "0.8"]
+    assert "2 virtual runs: predicted steps/s" in page.locator("#predicted-notes").inner_text()
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.evaluate("document.getElementById('choose').open = true")
+    select(page, "cluster", "local")
+    assert {"virtual", "virtual-throughput"} & set(visible(page)) == set()
