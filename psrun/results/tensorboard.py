@@ -125,10 +125,11 @@ def _scalars(event: Event) -> dict[str, float | None]:
     if event.kind == "system":  # a section for each quantity, with one chart a task
         return {f"{name}/{event.data['task']}": value for name, value in event.data.items() if name != "task"}
     others = {}
-    for name in ("learning_rate", "steps_per_s"):
+    virtual = event.data.get("virtual", {})  # in place of the rate of the process
+    for name in ("learning_rate",) if virtual else ("learning_rate", "steps_per_s"):
         if name in event.data:
             others[name] = event.data[name]
-    for name, value in event.data.get("virtual", {}).items():
+    for name, value in virtual.items():
         others[f"virtual/{name}"] = value
     return {**event.data.get("metrics", {}), **others}
 

@@ -123,7 +123,10 @@ def numbers(event: Event) -> dict[str, float]:
     values: dict[str, Any] = {}
     if event.kind == "epoch":
         values = {**data["metrics"], "learning_rate": data.get("learning_rate")}
-        values |= {"steps_per_s": data["steps_per_s"], "examples_per_s": data["examples_per_s"]}
+        if "virtual" in data:  # in place of the rates of the process
+            values |= {f"virtual/{name}": value for name, value in data["virtual"].items()}
+        else:
+            values |= {"steps_per_s": data["steps_per_s"], "examples_per_s": data["examples_per_s"]}
     elif event.kind == "evaluation":
         values = {f"val_{name}": value for name, value in data["metrics"].items()}
     elif event.kind == "staleness":

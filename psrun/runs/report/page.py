@@ -167,13 +167,14 @@ def _curves(events: Sequence[Event]) -> dict[str, list[list[float | None]]]:
             examples += per_step * (event.step - counted)
             counted = event.step
         wall_s = None if virtual_s else event.wall_s
-        point = (event.step, wall_s, None, examples if per_step else None, virtual_s.get(event.step))
+        so_far = examples if per_step else None
         for name, value in as_mapping(event.data.get("metrics")).items():
-            if as_number(value) is not None:
-                curve = curves.setdefault(prefix + name, [[], [], [], [], []])
-                for values, one in zip(curve, point):
-                    values.append(one)
-                curve[2][-1] = float(value)
+            if as_number(value) is None:
+                continue
+            curve = curves.setdefault(prefix + name, [[], [], [], [], []])
+            point = (event.step, wall_s, float(value), so_far, virtual_s.get(event.step))
+            for values, one in zip(curve, point):
+                values.append(one)
     return curves
 
 

@@ -45,6 +45,8 @@ def test_a_signal_within_a_tracker_ends_the_run():
     [
         ("epoch", {"metrics": {"loss": 1, "auc": None}, "steps_per_s": 2.0, "examples_per_s": 4.0, "epoch": 1},
          {"loss": 1.0, "steps_per_s": 2.0, "examples_per_s": 4.0}),
+        ("epoch", {"metrics": {"loss": 1}, "steps_per_s": 2.0, "examples_per_s": 4.0, "virtual": {"steps_per_s": 9.0}},
+         {"loss": 1.0, "virtual/steps_per_s": 9.0}),
         ("evaluation", {"metrics": {"ndcg@10": 0.5}, "mode": "direct"}, {"val_ndcg@10": 0.5}),
         ("system", {"task": "ps-0", "cpu_percent": None, "memory_bytes": 7}, {"system/ps-0/memory_bytes": 7.0}),
         ("checkpoint", {"path": "x"}, {}),

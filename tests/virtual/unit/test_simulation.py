@@ -53,6 +53,15 @@ def test_the_steps_of_one_worker_follow_each_other():
     assert cluster.counts.staleness == {0: {0: 10}}
 
 
+def test_workers_wait_for_the_chief_at_the_begin_of_each_epoch_and_not_between_them():
+    cluster = AsynchronousCluster(4, StepSeconds(1.0), Costs(closure_s=0.01))
+    for _ in range(3):
+        for _ in range(4):
+            cluster.schedule(1, None)
+        cluster.join()
+    assert cluster.waited_s == pytest.approx({worker: 3 * 0.01 * worker for worker in range(4)})
+
+
 @pytest.mark.parametrize("num_workers", [2, 8, 64])
 def test_workers_of_equal_speed_are_as_stale_as_there_are_others(num_workers):
     cluster = asynchronous(num_workers, 100 * num_workers, StepSeconds(0.1, 0.1))

@@ -58,6 +58,8 @@ def test_progress_is_one_row_with_what_fits(width):
     assert ("loss 0.6931" in line, "steps/s" in line) == (width >= 60, width >= 80)
     console.print(ProgressLine(Progress(1, 20, 1, 500, 0.0, 0.0, None)))
     assert "loss" not in console.file.getvalue().splitlines()[1]
+    console.print(ProgressLine(Progress(1, 20, 1, 500, None, None, 0.5)))  # of virtual workers
+    assert "steps/s" not in console.file.getvalue().splitlines()[2]
 
 
 def printed(*events: Event | Progress, terminal: bool = False, width: int = 120, verbose: bool = False) -> str:
