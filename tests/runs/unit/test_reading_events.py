@@ -104,7 +104,8 @@ def test_a_file_that_is_another_one_is_read_from_its_beginning(tmp_path):
 names = st.text(LETTERS, max_size=3)
 progress = st.builds(
     Progress, st.integers(1, 9), st.integers(1, 9), st.integers(0, 99), st.integers(1, 99),
-    st.none() | st.floats(0, 1e6), st.none() | st.floats(0, 1e9), st.none() | st.floats(0, 9), st.dictionaries(names, st.floats(-9, 9), max_size=2),
+    st.none() | st.floats(0, 1e6), st.none() | st.floats(0, 1e9), st.none() | st.floats(0, 9),
+    st.dictionaries(names, st.floats(-9, 9), max_size=2),
 )  # fmt: skip
 finite = st.floats(0, 1e12)
 beats = st.builds(
