@@ -12,7 +12,7 @@ from psrun.config.choices import staleness_histogram
 from psrun.config.clusters import PLACEMENT_RULES, ClusterChoice, ClusterRun
 from psrun.config.schema import at_least, one_of
 from psrun.errors import Problem
-from psrun.virtual.times import DELAYS, DrawnDelays, StepSeconds, delay_probabilities
+from psrun.virtual.times import DELAYS, DrawnDelays, Losses, StepSeconds, delay_probabilities
 
 _MOST = 1e6  # seconds, or updates; infinity is no time of a step
 _NOT_PLAYED = ("scheduled",)
@@ -32,6 +32,10 @@ class Virtual(ClusterChoice):
       bytes_per_s: that a parameter server sends, and that it receives.
       closure_s: seconds of the chief for an execution.
       update_s: seconds of the chief for an update of several gradients.
+      worker_mtbf_s: mean seconds between two losses of a worker; None: no worker is lost.
+      worker_recovery_s: until a lost worker is back.
+      ps_mtbf_s: mean seconds between two losses of a parameter server; None: none is lost.
+      ps_recovery_s: until the training goes on from its newest checkpoint.
       delay: instead of times, the distribution of the number of updates by which gradients are late.
       mean_delay: its mean, in updates; None if recorded.
     """
@@ -49,6 +53,10 @@ class Virtual(ClusterChoice):
     bytes_per_s: float = at_least(1)
     closure_s: float = at_least(0, at_most=_MOST)
     update_s: float = at_least(0, at_most=_MOST)
+    worker_mtbf_s: float | None = at_least(0)
+    worker_recovery_s: float = at_least(0, at_most=_MOST)
+    ps_mtbf_s: float | None = at_least(0)
+    ps_recovery_s: float = at_least(0, at_most=_MOST)
     delay: str | None = one_of(*DELAYS, None)
     mean_delay: float | None = at_least(0, at_most=_MOST)
     num_workers: int = at_least(1)
@@ -128,6 +136,16 @@ class Virtual(ClusterChoice):
             seed,
         )
 
+    def worker_losses(self, seed: int, step: int) -> Losses | None:
+        """When workers are lost in a training that goes on after a step; None: never."""
+        if self.worker_mtbf_s is None:
+            return None
+        return Losses(self.worker_mtbf_s, self.worker_recovery_s, f"worker {seed} {step}")
+
+    def ps_losses(self, seed: int, step: int) -> Losses | None:
+        """When parameter servers are lost; as `worker_losses`."""
+        return None if self.ps_mtbf_s is None else Losses(self.ps_mtbf_s, self.ps_recovery_s, f"ps {seed} {step}")
+
     def drawn_delays(self, seed: int) -> DrawnDelays:
         """The delays of updates, with `delay`. Raises ValueError if their distribution does not exist."""
         assert self.delay is not None
@@ -170,12 +188,23 @@ class Virtual(ClusterChoice):
         if self.like is not None and self.step_s is not None:
             problems.append(Problem("cluster.step_s", "has no effect with cluster.like; set one of them to null"))
             return problems
+        key = "cluster.step_s" if self.like is None else "cluster.like"
         try:
             if self.mean_step_s <= 0:
-                key = "step_s" if self.like is None else "like"
-                problems.append(Problem(f"cluster.{key}", "gives steps of 0 s; they must take some time"))
+                problems.append(Problem(key, "gives steps of 0 s; they must take some time"))
+            problems += self._problems_of_losses()
         except (ValueError, KeyError, TypeError) as error:
-            problems.append(Problem("cluster.step_s" if self.like is None else "cluster.like", str(error)))
+            problems.append(Problem(key, str(error)))
+        return problems
+
+    def _problems_of_losses(self) -> list[Problem]:
+        slow_s = max((self.slow_workers or {}).values(), default=0.0)
+        longest_s = self.mean_step_s + slow_s + self.pause_s + 4 * self.message_s
+        problems = []
+        for key, mean_s in (("worker_mtbf_s", self.worker_mtbf_s), ("ps_mtbf_s", self.ps_mtbf_s)):
+            if mean_s is not None and mean_s < longest_s:
+                message = f"is {mean_s:g}, less than a step takes ({longest_s:.4g} s); choose a larger one, or null"
+                problems.append(Problem(f"cluster.{key}", message))
         return problems
 
     def _problems_of_delays(self, config: ClusterRun) -> list[Problem]:
@@ -188,9 +217,10 @@ class Virtual(ClusterChoice):
         if getattr(self, unused) is not None:
             message = f"has no effect with cluster.delay={self.delay}; set it to null"
             problems.append(Problem(f"cluster.{unused}", message))
-        if self.step_s is not None:
-            message = "has no effect with cluster.delay, with which no time passes; set it to null"
-            problems.append(Problem("cluster.step_s", message))
+        for unused in ("step_s", "worker_mtbf_s", "ps_mtbf_s"):
+            if getattr(self, unused) is not None:
+                message = "has no effect with cluster.delay, with which no time passes; set it to null"
+                problems.append(Problem(f"cluster.{unused}", message))
         try:
             self.drawn_delays(0)
         except ValueError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -12,12 +13,22 @@ from psrun.config import choices
 from psrun.config.clusters import Prediction
 from psrun.config.run_config import RunConfig
 from psrun.config.schema import AUTO
+from psrun.errors import ConfigError, Problem
 from psrun.virtual.choice import Virtual
-from psrun.virtual.simulation import AsynchronousCluster, Cluster, Costs, DelayedCluster, QueuedCluster
-from psrun.virtual.times import StepSeconds
+from psrun.virtual.simulation import (
+    AsynchronousCluster,
+    Cluster,
+    Costs,
+    DelayedCluster,
+    QueuedCluster,
+    ServerLosses,
+)
+from psrun.virtual.times import Losses, StepSeconds
 
 _SEEDS = 5
 _ROUNDS = 40  # steps of each worker that are simulated
+_STEPS_WITH_LOSSES = 20_000  # of all workers, if workers are lost, which is rare
+_MOST_LOSSES = 7.0  # of parameter servers between two checkpoints, if they were lost as often as is expected
 
 
 def costs_of(virtual: Virtual, traffic: Sequence[tuple[int, int]]) -> Costs:
@@ -41,17 +52,19 @@ def make_cluster(
     consistency: choices.ConsistencyChoice,
     seconds: StepSeconds,
     costs: Costs,
+    losses: Losses | None,
     *,
     dealt: Callable[[int, int], None] = lambda first, count: None,
     dealt_again: Callable[[Dropped], None] = lambda dropped: None,
 ) -> Cluster:
-    """The cluster, at virtual time 0; `dealt` and `dealt_again` as in `QueuedCluster`."""
+    """The cluster, at virtual time 0; `losses` as in `Workers`, `dealt` and `dealt_again` as in `QueuedCluster`."""
     num_workers = virtual.num_workers
     if not consistency.averages:
         return AsynchronousCluster(
             num_workers,
             seconds,
             costs,
+            losses=losses,
             max_delay=consistency.max_delay,
             staleness=consistency.staleness,
             dealt=dealt,
@@ -61,10 +74,27 @@ def make_cluster(
         seconds,
         costs,
         rule_of(consistency, num_workers),
+        losses=losses,
         updates_rows=consistency.updates_rows,
         dealt=dealt,
         dealt_again=dealt_again,
     )
+
+
+def server_losses(virtual: Virtual, run: RunConfig, seed: int, num_steps: int) -> ServerLosses | None:
+    """When parameter servers are lost in a training that goes on after so many steps; None: never."""
+    losses = virtual.ps_losses(seed, num_steps)
+    return None if losses is None else ServerLosses(virtual.num_ps, losses, _checkpoint_every(run), num_steps)
+
+
+def _checkpoint_every(run: RunConfig) -> list[int]:
+    """The numbers of steps after which checkpoints are taken again and again."""
+    numbers = []
+    if run.checkpoint.every_epochs is not None:
+        numbers.append(run.checkpoint.every_epochs * run.trainer.num_steps)
+    if run.checkpoint.every_steps is not None:
+        numbers.append(run.checkpoint.every_steps)
+    return numbers
 
 
 def steps_of_a_closure(virtual: Virtual, run: RunConfig) -> int:
@@ -99,9 +129,12 @@ def predicted(run: RunConfig, traffic: Sequence[tuple[int, int]]) -> Prediction:
     per_update = run.consistency.gradients_per_update(virtual.num_workers)
     num_steps = run.trainer.num_epochs * run.trainer.num_steps
     for seed in range(run.seed, run.seed + _SEEDS):
-        cluster = _simulated(virtual, run, traffic, seed, -(-_ROUNDS * virtual.num_workers // per_update))
+        simulated = -(-_ROUNDS * virtual.num_workers // per_update)
+        if virtual.worker_mtbf_s is not None:
+            simulated = min(num_steps, max(simulated, _STEPS_WITH_LOSSES))
+        cluster = _simulated(virtual, run, traffic, seed, simulated)
         counted = sum(cluster.counts.staleness.values(), Counter())
-        rate = counted.total() / cluster.now_s
+        rate = _with_server_losses(virtual, run, counted.total() / cluster.now_s)
         values = {
             "steps_per_s": rate,
             "examples_per_s": rate * per_update * run.data.batch_size,
@@ -118,12 +151,38 @@ def predicted(run: RunConfig, traffic: Sequence[tuple[int, int]]) -> Prediction:
     return Prediction(facts, _in_words(facts))
 
 
+def _with_server_losses(virtual: Virtual, run: RunConfig, rate: float) -> float:
+    """The steps per second if parameter servers are lost, from the rate if they are not.
+
+    With losses at the rate r, each of which costs R seconds and takes the training back to the checkpoint, it takes
+    (1 / r + R)(exp(r T) - 1) seconds on average to get T seconds further (Daly: A higher order estimate of the optimum
+    checkpoint interval for restart dumps, Future Generation Computer Systems 2006).
+
+    Raises:
+      ConfigError: the training would never get to its next checkpoint.
+    """
+    if virtual.ps_mtbf_s is None:
+        return rate
+    every = min(_checkpoint_every(run), default=run.trainer.num_epochs * run.trainer.num_steps)
+    saved_after_s = every / rate
+    per_s = virtual.num_ps / virtual.ps_mtbf_s
+    expected = per_s * saved_after_s
+    if expected > _MOST_LOSSES:
+        message = (
+            f"is {virtual.ps_mtbf_s:g}: parameter servers would be lost {expected:.3g} times in the {saved_after_s:.4g} s "
+            "between two checkpoints; choose a larger one, or more checkpoints (checkpoint.every_steps)"
+        )
+        raise ConfigError([Problem("cluster.ps_mtbf_s", message)])
+    return every / ((1 / per_s + virtual.ps_recovery_s) * math.expm1(expected))
+
+
 def _simulated(
     virtual: Virtual, run: RunConfig, traffic: Sequence[tuple[int, int]], seed: int, num_steps: int
 ) -> Cluster:
     """The cluster after some steps or a few more, in closures and epochs as in the run."""
     seconds = virtual.step_seconds(seed)
-    cluster = make_cluster(virtual, run.consistency, seconds, costs_of(virtual, traffic))
+    losses = virtual.worker_losses(seed, 0)
+    cluster = make_cluster(virtual, run.consistency, seconds, costs_of(virtual, traffic), losses)
     length = steps_of_a_closure(virtual, run)
     if length > 1:
         num_steps = max(num_steps, 4 * length * virtual.num_workers)

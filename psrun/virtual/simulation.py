@@ -6,6 +6,10 @@ worker takes which closure, when an update is due and what a gradient weighs is 
 
 A worker asks all parameter servers for the weights of a step, computes, and pushes the gradients. A server sends and
 receives one message after the other, in each direction. The chief schedules one closure after the other.
+
+A lost worker takes no closure until it is back. Another one does its closure, from the first step whose gradients are
+not at the parameter servers. A lost parameter server costs time only: the training goes back to its newest checkpoint,
+and does the steps since then once more.
 """
 
 from __future__ import annotations
@@ -18,8 +22,11 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 from psrun.closures.rules import Dropped, Gradient, GradientRule, WorkerClocks
+from psrun.errors import TrainingError
+from psrun.virtual.times import Losses
 
 _PER_WORKER = 4  # closures in flight per worker, as on a real cluster
+_MOST_SETBACKS = 1000  # returns to the same checkpoint
 
 
 @dataclass(frozen=True)
@@ -74,7 +81,19 @@ class Discarded(NamedTuple):
     number: int
 
 
-Action = Read | Arrived | Applied | Discarded
+class Lost(NamedTuple):
+    """A gradient that was computed is lost with its worker; unless it is cancelled, it is read for once more."""
+
+    number: int
+
+
+class Cancelled(NamedTuple):
+    """A dropped gradient that was lost, or not computed yet, is not going to be computed."""
+
+    number: int
+
+
+Action = Read | Arrived | Applied | Discarded | Lost | Cancelled
 
 
 class Events:
@@ -146,11 +165,15 @@ class Closure:
 
 
 class Rule(Protocol):
-    """Which worker takes which closure; `psrun.tf_internals.coordinator.Rule` without lost workers."""
+    """Which worker takes which closure; as `psrun.tf_internals.coordinator.Rule`."""
 
     def choose(self, worker: int, queued: Sequence[Any]) -> int | None: ...
 
     def finished(self, worker: int, mark: Any) -> bool: ...
+
+    def left(self, worker: int) -> bool: ...
+
+    def returned(self, worker: int) -> None: ...
 
     def is_over(self, mark: Any) -> bool: ...
 
@@ -163,6 +186,12 @@ class InOrder:
 
     def finished(self, worker: int, mark: Any) -> bool:
         return False
+
+    def left(self, worker: int) -> bool:
+        return False
+
+    def returned(self, worker: int) -> None:
+        pass
 
     def is_over(self, mark: Any) -> bool:
         return False
@@ -184,17 +213,40 @@ class _Marks(Sequence[Any]):
         return (closure.mark for closure in self._closures)
 
 
+@dataclass(eq=False)
+class _Run:
+    """A closure on a worker, from the moment at which the worker takes it.
+
+    Attributes:
+      has_read: whether the weights of its current step are read, and the gradients have not arrived.
+      is_lost: whether its worker was lost.
+    """
+
+    worker: int
+    closure: Closure
+    has_read: bool = False
+    is_lost: bool = False
+
+    @property
+    def number(self) -> int:
+        """The number of the gradient of the current step."""
+        return self.closure.first + self.closure.num_done
+
+
 class Workers:
     """The workers of a cluster, and the queue from which they take closures.
 
     Args:
       compute_s: the seconds in which a worker computes its next step.
+      losses: when workers are lost; None: never.
       read: called when a worker reads the weights for a gradient, with the worker and the number of the gradient.
       arrived: called when the gradient is at the parameter servers.
+      lost: called when the gradient is lost with the worker.
       ended: called when a worker has done a closure, or when it need not be done any more.
 
     Attributes:
       events: to advance the virtual time.
+      num_lost: how often a worker was lost.
       waited_s: virtual seconds that each worker has waited for its next closure while others ran.
     """
 
@@ -204,18 +256,22 @@ class Workers:
         rule: Rule,
         compute_s: Callable[[int], float],
         costs: Costs,
+        losses: Losses | None,
         *,
         read: Callable[[int, int], None],
         arrived: Callable[[int, int], None],
+        lost: Callable[[int], None],
         ended: Callable[[Closure], None],
     ) -> None:
         self.events = Events()
+        self.num_lost = 0
         self.waited_s = dict.fromkeys(range(num_workers), 0.0)
         self._rule = rule
         self._compute_s = compute_s
         self._costs = costs
         self._read = read
         self._arrived = arrived
+        self._lost = lost
         self._ended = ended
         self._chief = Line()
         self._sending = [Line() for _ in costs.read_s]
@@ -223,7 +279,11 @@ class Workers:
         self._queued: deque[Closure] = deque()
         self._ready: dict[int, None] = dict.fromkeys(range(num_workers))  # wait; the first is the next
         self._refused: dict[int, None] = {}  # wait because of the rule
+        self._running: dict[int, _Run] = {}
         self._waits_since_s: dict[int, float] = {}
+        if losses is not None:
+            for worker in range(num_workers):
+                self._expect_loss(worker, losses)
 
     # -- the chief
 
@@ -286,37 +346,87 @@ class Workers:
             closure = self._queued[place]
             del self._queued[place]
             self.waited_s[worker] += now_s - self._waits_since_s.pop(worker, now_s)
-            self.events.at(now_s + self._costs.start_s, self._begin_step, worker, closure)
+            run = self._running[worker] = _Run(worker, closure)
+            self._later(now_s + self._costs.start_s, self._begin_step, run)
 
-    def _begin_step(self, worker: int, closure: Closure) -> None:
+    def _later(self, when_s: float, do: Callable[[_Run], None], run: _Run) -> None:
+        """Goes on with a closure at a time, unless its worker is lost before."""
+        self.events.at(when_s, self._go_on, do, run)
+
+    def _go_on(self, do: Callable[[_Run], None], run: _Run) -> None:
+        if not run.is_lost:
+            do(run)
+
+    def _begin_step(self, run: _Run) -> None:
         """A worker asks for weights."""
-        self.events.at(self.events.now_s + self._costs.latency_s, self._read_weights, worker, closure)
-
-    def _read_weights(self, worker: int, closure: Closure) -> None:
-        now_s = self.events.now_s
-        self._read(worker, closure.first + closure.num_done)
-        there_s = _last_done_s(self._sending, now_s, self._costs.read_s)
-        pushed_s = there_s + self._costs.latency_s + self._compute_s(worker) + self._costs.latency_s
-        self.events.at(pushed_s, self._push, worker, closure)
-
-    def _push(self, worker: int, closure: Closure) -> None:
-        there_s = _last_done_s(self._receiving, self.events.now_s, self._costs.push_s)
-        self.events.at(there_s, self._arrive, worker, closure)
-
-    def _arrive(self, worker: int, closure: Closure) -> None:
-        self._arrived(worker, closure.first + closure.num_done)
-        closure.num_done += 1
-        self.events.at(self.events.now_s + self._costs.latency_s, self._next, worker, closure)
-
-    def _next(self, worker: int, closure: Closure) -> None:
-        if closure.num_done < closure.num_steps:
-            self._begin_step(worker, closure)
+        if run.closure.num_done == run.closure.num_steps:  # the worker that did it was lost before it said so
+            self._next(run)
             return
+        self._later(self.events.now_s + self._costs.latency_s, self._read_weights, run)
+
+    def _read_weights(self, run: _Run) -> None:
+        now_s = self.events.now_s
+        run.has_read = True
+        self._read(run.worker, run.number)
+        there_s = _last_done_s(self._sending, now_s, self._costs.read_s)
+        pushed_s = there_s + self._costs.latency_s + self._compute_s(run.worker) + self._costs.latency_s
+        self._later(pushed_s, self._push, run)
+
+    def _push(self, run: _Run) -> None:
+        there_s = _last_done_s(self._receiving, self.events.now_s, self._costs.push_s)
+        self._later(there_s, self._arrive, run)
+
+    def _arrive(self, run: _Run) -> None:
+        self._arrived(run.worker, run.number)
+        run.has_read = False
+        run.closure.num_done += 1
+        self._later(self.events.now_s + self._costs.latency_s, self._next, run)
+
+    def _next(self, run: _Run) -> None:
+        closure = run.closure
+        if closure.num_done < closure.num_steps:
+            self._begin_step(run)
+            return
+        worker = run.worker
+        del self._running[worker]
         self._ready[worker] = None
         self._waits_since_s[worker] = self.events.now_s
         if self._rule.finished(worker, closure.mark):
             self._ask_again()
         self._end(closure)
+        self._hand_out()
+
+    # -- lost workers
+
+    def _expect_loss(self, worker: int, losses: Losses) -> None:
+        self.events.at(self.events.now_s + losses.next_s(), self._lose, worker, losses)
+
+    def _lose(self, worker: int, losses: Losses) -> None:
+        self.num_lost += 1
+        self._ready.pop(worker, None)
+        self._refused.pop(worker, None)
+        self._waits_since_s.pop(worker, None)
+        run = self._running.pop(worker, None)
+        if run is not None:
+            self._put_back(run)
+        self._rule.left(worker)
+        self._ask_again()  # the rule has one worker less, and the queue may have one closure more
+        self.events.at(self.events.now_s + losses.back_s, self._return, worker, losses)
+
+    def _put_back(self, run: _Run) -> None:
+        run.is_lost = True
+        if run.has_read:
+            self._lost(run.number)
+        if self._rule.is_over(run.closure.mark):
+            self._end(run.closure)
+        else:
+            self._queued.append(run.closure)
+
+    def _return(self, worker: int, losses: Losses) -> None:
+        self._rule.returned(worker)
+        self._ready[worker] = None
+        self._waits_since_s[worker] = self.events.now_s
+        self._expect_loss(worker, losses)
         self._hand_out()
 
 
@@ -329,12 +439,14 @@ class Counts:
       num_applied: number of gradients that were applied.
       weight: the sum of their weights.
       dropped: the number of gradients of each worker that were dropped.
+      lost: the number of gradients that were lost with their workers.
     """
 
     staleness: dict[int, Counter[int]] = field(default_factory=dict)
     num_applied: int = 0
     weight: float = 0.0
     dropped: Counter[int] = field(default_factory=Counter)
+    lost: int = 0
 
     def count(self, worker: int, staleness: int) -> None:
         """Counts an update."""
@@ -358,6 +470,11 @@ class Cluster(Protocol):
     @property
     def now_s(self) -> float:
         """Virtual seconds since the beginning."""
+        ...
+
+    @property
+    def num_lost(self) -> int:
+        """How often a worker was lost."""
         ...
 
     @property
@@ -386,6 +503,10 @@ class _TimedCluster:
         return self.workers.events.now_s
 
     @property
+    def num_lost(self) -> int:
+        return self.workers.num_lost
+
+    @property
     def waited_s(self) -> Mapping[int, float]:
         return self.workers.waited_s
 
@@ -394,6 +515,7 @@ class AsynchronousCluster(_TimedCluster):
     """Each gradient is an update, when it is at the parameter servers.
 
     Args:
+      losses: as in `Workers`.
       max_delay, staleness: as in `psrun.config.choices.ConsistencyChoice`.
       dealt: called with the numbers of gradients, the first and how many, when their closure is scheduled.
     """
@@ -404,6 +526,7 @@ class AsynchronousCluster(_TimedCluster):
         compute_s: Callable[[int], float],
         costs: Costs,
         *,
+        losses: Losses | None = None,
         max_delay: int | None = None,
         staleness: int | None = None,
         dealt: Callable[[int, int], None] = lambda first, count: None,
@@ -416,8 +539,10 @@ class AsynchronousCluster(_TimedCluster):
             rule,
             compute_s,
             costs,
+            losses,
             read=self._read,
             arrived=self._arrived,
+            lost=self._lost,
             ended=self._ended,
         )
         self._most = _PER_WORKER * num_workers
@@ -461,6 +586,11 @@ class AsynchronousCluster(_TimedCluster):
         self.counts.count(worker, age)
         self.actions.append(Applied((number,), (1.0,), (age,)))
 
+    def _lost(self, number: int) -> None:
+        del self._read_at[number]
+        self.counts.lost += 1
+        self.actions.append(Lost(number))
+
     def _ended(self, closure: Closure) -> None:
         self._in_flight -= 1
         while self._unfinished and self._unfinished[0].has_ended:
@@ -472,6 +602,7 @@ class QueuedCluster(_TimedCluster):
 
     Args:
       rule: makes updates.
+      losses: as in `Workers`.
       updates_rows: whether parameter servers update the rows of tables when a gradient is there.
       dealt: called with the numbers of gradients, the first and how many, when their closures are scheduled.
       dealt_again: called with a gradient that is dropped: another one gets its batch.
@@ -484,6 +615,7 @@ class QueuedCluster(_TimedCluster):
         costs: Costs,
         rule: GradientRule,
         *,
+        losses: Losses | None = None,
         updates_rows: bool = False,
         dealt: Callable[[int, int], None] = lambda first, count: None,
         dealt_again: Callable[[Dropped], None] = lambda dropped: None,
@@ -495,8 +627,10 @@ class QueuedCluster(_TimedCluster):
             rule,
             compute_s,
             costs,
+            losses,
             read=self._read,
             arrived=self._arrived,
+            lost=self._lost,
             ended=self._ended,
         )
         self._rule = rule
@@ -506,7 +640,7 @@ class QueuedCluster(_TimedCluster):
         self._dealt_again = dealt_again
         self._unfinished: set[int] = set()  # gradients whose closures have not ended
         self._computed: set[int] = set()  # gradients at the parameter servers, neither applied nor discarded
-        self._dropped: set[int] = set()  # gradients that are on their way to the parameter servers
+        self._dropped: set[int] = set()  # gradients whose closures were taken and have not ended
 
     def schedule(self, num_steps: int, steps_left: int | None) -> None:
         """Applies one update, whatever `num_steps` is."""
@@ -567,8 +701,16 @@ class QueuedCluster(_TimedCluster):
         else:
             self._computed.add(number)
 
+    def _lost(self, number: int) -> None:
+        self.counts.lost += 1
+        self.actions.append(Lost(number))
+
     def _ended(self, closure: Closure) -> None:
-        self._unfinished.remove(closure.first)
+        number = closure.first
+        self._unfinished.remove(number)
+        if number in self._dropped:  # its worker was lost
+            self._dropped.remove(number)
+            self.actions.append(Cancelled(number))
 
 
 class DelayedCluster:
@@ -586,6 +728,7 @@ class DelayedCluster:
     """
 
     now_s = 0.0
+    num_lost = 0
     waited_s: Mapping[int, float] = MappingProxyType({})
 
     def __init__(
@@ -635,3 +778,59 @@ class DelayedCluster:
     def join(self) -> None:
         self._apply(self._num_scheduled)
         self._begun = self._next
+
+
+class ServerLosses:
+    """When parameter servers are lost, and how much time that costs a training.
+
+    The training goes back to its newest checkpoint, and does what followed it once more, which takes as long; another
+    loss may come meanwhile. So weights are what they would be without the loss.
+
+    Args:
+      num_servers: each of which is lost at the rate of `losses`.
+      checkpoint_every: checkpoints are taken after each multiple of these numbers of steps.
+      num_steps: steps before the beginning.
+
+    Attributes:
+      num_lost: how often a server was lost.
+      lost_s: virtual seconds that this has cost.
+    """
+
+    def __init__(self, num_servers: int, losses: Losses, checkpoint_every: Sequence[int], num_steps: int = 0) -> None:
+        self.num_lost = 0
+        self.lost_s = 0.0
+        self._num_servers = num_servers
+        self._losses = losses
+        self._checkpoint_every = checkpoint_every
+        self._num_steps = num_steps
+        self._saved_s = 0.0  # without what losses cost, as all times here
+        self._next_s = losses.next_s(num_servers)
+
+    def advance(self, now_s: float, num_steps: int) -> None:
+        """Loses the servers that are lost up to a time without losses, at which the training has `num_steps` more steps.
+
+        Raises:
+          TrainingError: servers are lost again and again before the training reaches its next checkpoint.
+        """
+        while self._next_s < now_s:
+            self._go_back()
+        before = self._num_steps
+        self._num_steps += num_steps
+        for every in self._checkpoint_every:
+            if self._num_steps % every == 0 or self._num_steps // every > before // every:
+                self._saved_s = now_s
+
+    def _go_back(self) -> None:
+        since_s = self._next_s - self._saved_s
+        for _ in range(_MOST_SETBACKS):
+            self.num_lost += 1
+            until_s = self._losses.next_s(self._num_servers)
+            self.lost_s += self._losses.back_s + min(since_s, until_s)
+            if until_s > since_s:
+                self._next_s = self._saved_s + until_s
+                return
+        raise TrainingError(
+            f"parameter servers were lost {_MOST_SETBACKS} times before a virtual second of the training came that is "
+            f"{since_s:.4g} s behind its newest checkpoint; choose a larger cluster.ps_mtbf_s, or more checkpoints "
+            "(checkpoint.every_steps)"
+        )

@@ -32,9 +32,12 @@ from psrun.virtual.simulation import (
     Action,
     Applied,
     Arrived,
+    Cancelled,
     Cluster,
     Discarded,
+    Lost,
     Read,
+    ServerLosses,
 )
 from psrun.virtual.times import StepSeconds
 
@@ -64,14 +67,16 @@ class LateUpdates(Stage):
 
     Args:
       averages: whether several gradients make an update, with weights.
+      discards: whether gradients may be discarded.
       updates_rows: whether rows of tables are updated apart from the dense weights.
     """
 
-    def __init__(self, program: Program, *, averages: bool, updates_rows: bool) -> None:
+    def __init__(self, program: Program, *, averages: bool, discards: bool, updates_rows: bool) -> None:
         if updates_rows:
             require_separable(program)
         self._program = program
         self._averages = averages
+        self._discards = discards
         self._updates_rows = updates_rows
         self._name = f"psrun-{uuid.uuid4().hex}"
         self._dense: _Kept | None = None
@@ -142,9 +147,10 @@ class LateUpdates(Stage):
         first = tf.where(step > 0, until[tf.maximum(step - 1, 0)], 0)
 
         def act(number: tf.Tensor) -> tuple[tf.Tensor]:
-            if self._averages:
+            apply = self._update if self._averages else self._apply_one
+            if self._discards:
                 kinds = {
-                    _APPLY: self._update,
+                    _APPLY: apply,
                     _UPDATE_ROWS: self._update_rows,
                     _DISCARD_ROWS: self._discard_rows,
                     _DISCARD: self._discard,
@@ -152,7 +158,7 @@ class LateUpdates(Stage):
                 branches = {kind: _calling(do, number) for kind, do in kinds.items()}
                 tf.switch_case(self._inputs["actions"][number], branches)
             else:
-                self._apply_one(number)
+                apply(number)
             return (number + 1,)
 
         tf.while_loop(lambda number: number < until[step], act, (first,), parallel_iterations=1)
@@ -335,6 +341,8 @@ class VirtualClosures:
             waited_s[f"worker-{worker}"] = round(seconds, 3)
         facts: dict[str, Any] = {"waited_s": waited_s}
         counts = self._cluster.counts
+        assert self._steps is not None
+        facts |= self._steps.losses()
         if self._consistency.averages:
             dropped = {f"worker-{worker}": counts.dropped[worker] for worker in range(self._num_workers)}
             facts |= {"gradients_applied": counts.num_applied, "updates_dropped": dropped}
@@ -375,11 +383,13 @@ class VirtualSteps:
         seed = program.config.seed
         self._seconds: StepSeconds | None = None
         self.prediction: Mapping[str, Any] = {}
+        self._server_losses: ServerLosses | None = None
         if virtual.delay is not None:
             self.cluster = prediction.delayed(virtual, seed, kind.num_scheduled(), self._deal)
         else:
             self._seconds = virtual.step_seconds(seed)
             self._seconds.begin(kind.num_scheduled())
+            self._server_losses = prediction.server_losses(virtual, program.config, seed, kind.num_scheduled())
             traffic = planner.traffic_by_server(program, virtual.num_ps, virtual.placement)
             self.prediction = prediction.predicted(program.config, traffic).facts
             self.cluster = prediction.make_cluster(
@@ -387,10 +397,16 @@ class VirtualSteps:
                 consistency,
                 self._seconds,
                 prediction.costs_of(virtual, traffic),
+                virtual.worker_losses(seed, kind.num_scheduled()),
                 dealt=self._deal,
                 dealt_again=self._deal_again,
             )
-        late = LateUpdates(program, averages=consistency.averages, updates_rows=consistency.updates_rows)
+        late = LateUpdates(
+            program,
+            averages=consistency.averages,
+            discards=consistency.averages or virtual.worker_mtbf_s is not None,
+            updates_rows=consistency.updates_rows,
+        )
         spec = tf.type_spec_from_value(kind.iterator)
         self._closure = Closure(program, kind.feed, [late], kind.step, spec)
         self._function = self._closure.trace(1, num_steps=None)
@@ -405,6 +421,8 @@ class VirtualSteps:
         if self._seconds is None:
             return {}
         now_s = self.cluster.now_s
+        if self._server_losses is not None:
+            now_s += self._server_losses.lost_s
         seconds = now_s - self._since_s
         steps_per_s = self._num_since / seconds if seconds else 0.0
         self._since_s = now_s
@@ -420,6 +438,7 @@ class VirtualSteps:
         """As in `Steps`."""
         num_steps = min(self.num_steps, most)
         self.cluster.schedule(num_steps, self._kind.steps_left())
+        self._lose_servers(num_steps)
         self._num_since += num_steps
         if len(self.cluster.actions) > 2 * _STEPS_OF_A_CALL:
             self._run(all_of_them=False)
@@ -428,6 +447,7 @@ class VirtualSteps:
     def join(self) -> None:
         """Waits for all scheduled steps."""
         self.cluster.join()
+        self._lose_servers(0)
         self._run(all_of_them=True)
         for worker, counted in sorted(self.cluster.counts.staleness.items()):
             task = "chief-0" if worker == CHIEF else f"worker-{worker}"
@@ -436,6 +456,21 @@ class VirtualSteps:
         self.cluster.counts.staleness.clear()
         if self._seconds is not None:
             self._seconds.begin(self._kind.num_scheduled())
+
+    def _lose_servers(self, num_steps: int) -> None:
+        """Loses the servers that are lost while the last steps ran."""
+        if self._server_losses is not None:
+            self._server_losses.advance(self.cluster.now_s, num_steps)
+
+    def losses(self) -> dict[str, Any]:
+        """What was lost so far, for the facts of the closures; empty where nothing can be lost."""
+        virtual = self._kind.program.config.cluster
+        facts: dict[str, Any] = {}
+        if virtual.worker_mtbf_s is not None:
+            facts |= {"workers_lost": self.cluster.num_lost, "gradients_lost": self.cluster.counts.lost}
+        if self._server_losses is not None:
+            facts |= {"ps_lost": self._server_losses.num_lost, "ps_lost_s": round(self._server_losses.lost_s, 3)}
+        return facts
 
     def _deal(self, first: int, count: int) -> None:
         """The batches of gradients."""
@@ -480,7 +515,7 @@ class VirtualSteps:
 
     def _call(self, actions: Sequence[Action]) -> None:
         """Runs a part of the actions that begins with a step."""
-        inputs = _Inputs(self._rows_done)
+        inputs = _Inputs(self._rows_done, updates_rows=self._updates_rows)
         for action in actions:
             inputs.add(action)
         tensors = inputs.tensors()
@@ -511,14 +546,16 @@ class _Inputs:
 
     Args:
       rows_done: gradients whose rows were updated with an earlier gradient of their batch.
+      updates_rows: as in `LateUpdates`.
 
     Attributes:
       numbers: of the gradients that are computed.
       done: numbers of the gradients that are applied or discarded.
     """
 
-    def __init__(self, rows_done: Set[int]) -> None:
+    def __init__(self, rows_done: Set[int], *, updates_rows: bool) -> None:
         self._rows_done = rows_done
+        self._updates_rows = updates_rows
         self.numbers: list[int] = []
         self.done: list[int] = []
         self._actions_until: list[int] = []
@@ -543,6 +580,12 @@ class _Inputs:
             case Discarded(number):
                 self.done.append(number)
                 self._add(_DISCARD, [number], [1.0], 0)
+            case Lost(number):
+                self._add(_DISCARD, [number], [1.0], 0)
+                if self._updates_rows:
+                    self._add(_DISCARD_ROWS, [number], [1.0], 0)
+            case Cancelled(number):
+                self.done.append(number)
 
     def _add(self, kind: int, numbers: Sequence[int], weights: Sequence[float], age: int) -> None:
         self._actions.append(kind)

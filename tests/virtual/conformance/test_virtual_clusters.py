@@ -107,6 +107,30 @@ def test_each_example_is_applied_once(train, mode):
     assert counting.wrong(folder.checkpoints, epochs=3, gradients=gradients, of_rows=of_rows) == []
 
 
+@pytest.mark.parametrize(
+    "mode", ["async", *(pytest.param(mode, marks=pytest.mark.thorough) for mode in MODES if mode != "async")]
+)
+def test_each_example_is_applied_once_though_workers_are_lost(train, mode):
+    options, gradients, of_rows = MODES[mode]
+    run = counting.arguments(examples=256, batch=8)
+    times = ["cluster.num_workers=8", "cluster.step_deviation=1.0", "cluster.worker_mtbf_s=0.2",
+             "cluster.worker_recovery_s=0.1", "trainer.steps_per_execution=1"]  # fmt: skip
+    result, folder = train(*run, *VIRTUAL, *times, *options, "trainer.epochs=3")
+    assert result["consistency"]["gradients_lost"] > 0
+    assert counting.wrong(folder.checkpoints, epochs=3, gradients=gradients, of_rows=of_rows) == []
+
+
+def test_lost_parameter_servers_cost_time_and_no_update(train):
+    run = [*RUN, *VIRTUAL, "cluster.num_workers=4", "checkpoint.every_steps=5"]
+    without, here = train(*run)
+    result, folder = train(*run, "cluster.ps_mtbf_s=0.1", "cluster.ps_recovery_s=3.0")
+    exactly_equal(folder, here)
+    consistency = result["consistency"]
+    assert consistency["ps_lost"] > 0
+    assert consistency["ps_lost_s"] > 3.0 * consistency["ps_lost"]
+    assert result["virtual"]["time_s"] == pytest.approx(without["virtual"]["time_s"] + consistency["ps_lost_s"], abs=1e-3)
+
+
 def test_the_same_seed_gives_the_same_training_and_says_that_it_is_virtual(train):
     run = [*RUN, *VIRTUAL, "cluster.num_workers=16", "cluster.step_deviation=0.5", "trainer.epochs=1"]
     first, here = train(*run)

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 import pytest
 
 from psrun.closures.rules import GradientRule
+from psrun.errors import TrainingError
 from psrun.virtual.simulation import (
     CHIEF,
     Applied,
     AsynchronousCluster,
+    Cancelled,
     Costs,
     Discarded,
     Events,
+    Lost,
     QueuedCluster,
     Read,
+    ServerLosses,
 )
-from psrun.virtual.times import StepSeconds
+from psrun.virtual.times import Losses, StepSeconds
 
 FREE = Costs()
 
@@ -30,10 +35,10 @@ def asynchronous(num_workers, steps, seconds, costs=FREE, *, length=1, **options
     return cluster
 
 
-def queued(num_workers, updates, seconds, costs=FREE, *, most=None, **options):
+def queued(num_workers, updates, seconds, costs=FREE, *, most=None, losses=None, **options):
     rule = GradientRule(num_workers, most or num_workers, **options)
     rows = options.get("updates_rows", False)
-    cluster = QueuedCluster(num_workers, seconds, costs, rule, updates_rows=rows)
+    cluster = QueuedCluster(num_workers, seconds, costs, rule, losses=losses, updates_rows=rows)
     for update in range(updates):
         cluster.schedule(1, updates - update)
     cluster.join()
@@ -131,10 +136,10 @@ MODES = {
 }
 
 
-def run(mode, seed, num_workers=8, steps=60):
+def run(mode, seed, num_workers=8, steps=60, losses=None):
     seconds = StepSeconds(0.1, 1.0, {3: 0.4}, 0.1, 0.7, seed)
     costs = Costs(closure_s=0.001, update_s=0.01, latency_s=0.002, read_s=[0.003, 0.001], push_s=[0.004, 0.001])
-    options = MODES[mode]
+    options = MODES[mode] | {"losses": losses}
     if "most" in options:
         return queued(num_workers, steps, seconds, costs, **options)
     return asynchronous(num_workers, steps, seconds, costs, **options)
@@ -159,6 +164,66 @@ def test_each_gradient_is_read_once_and_then_applied_or_discarded_once(mode, see
     assert updates == 60
     assert run(mode, seed).actions == cluster.actions
     assert run(mode, seed + 7).actions != cluster.actions
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_gradient_that_is_lost_with_its_worker_is_read_for_again_or_cancelled(mode, seed):
+    cluster = run(mode, seed, losses=Losses(1.0, 0.5, str(seed)))
+    open_ = set()
+    lost = set()
+    ended = set()
+    for action in cluster.actions:
+        match action:
+            case Read(number):
+                assert number not in open_ | ended
+                lost.discard(number)
+                open_.add(number)
+            case Lost(number):
+                open_.remove(number)
+                lost.add(number)
+            case Applied(numbers):
+                assert open_.issuperset(numbers)
+                open_.difference_update(numbers)
+                ended.update(numbers)
+            case Discarded(number):
+                open_.remove(number)
+                ended.add(number)
+            case Cancelled(number):
+                assert number not in open_ | ended
+                lost.discard(number)
+                ended.add(number)
+    assert not open_
+    assert not lost
+    assert sum(isinstance(action, Applied) for action in cluster.actions) == 60
+    assert cluster.counts.lost == sum(isinstance(action, Lost) for action in cluster.actions) > 0
+
+
+def test_workers_that_are_away_half_of_the_time_do_half_of_the_steps():
+    cluster = asynchronous(16, 16_000, StepSeconds(0.1, 0.1), losses=Losses(5.0, 5.0, "seed"))
+    assert 16_000 / cluster.now_s == pytest.approx(160 / 2, rel=0.1)
+
+
+def test_synchronous_updates_go_on_without_lost_workers():
+    cluster = queued(4, 400, StepSeconds(0.1), least=1, losses=Losses(5.0, 20.0, "seed"))
+    assert cluster.now_s < 60
+    assert cluster.counts.num_applied < 4 * 400
+
+
+def test_a_lost_server_costs_what_followed_the_newest_checkpoint():
+    per_s, back_s, interval_s = 1 / 30, 4.0, 25.0
+    losses = ServerLosses(3, Losses(3 / per_s, back_s, "seed"), [10])
+    for step in range(1, 40_001):
+        losses.advance(step * interval_s / 10, 1)
+    expected_s = (1 / per_s + back_s) * math.expm1(per_s * interval_s)  # Daly, 2006
+    assert losses.lost_s / 4000 == pytest.approx(expected_s - interval_s, rel=0.05)
+    assert losses.num_lost > 4000
+
+
+def test_servers_that_are_always_lost_before_a_checkpoint_are_an_error():
+    losses = ServerLosses(100, Losses(100.0, 1.0, "seed"), [])
+    with pytest.raises(TrainingError, match=r"choose a larger cluster\.ps_mtbf_s, or more checkpoints"):
+        losses.advance(1000.0, 10)
 
 
 def test_a_wait_that_cannot_end_is_an_error():
