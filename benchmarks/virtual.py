@@ -1,11 +1,12 @@
 """Predictions of virtual clusters against real ones: steps per second, staleness, and quality.
 
-    python benchmarks/virtual.py [--workers N ...] [--only PATTERN ...] [--rounds N] [--json FILE] [--write PAGE]
+    python benchmarks/virtual.py [--recorded N ...] [--workers N ...] [--only PATTERN ...] [--rounds N] [--json FILE]
+                                 [--write PAGE]
 
-A real cluster of one worker is recorded. From its step time, and the seconds that steps are to sleep,
-`cluster=virtual` predicts clusters of more workers, which are then run: servers inside one process, whose steps mostly
-sleep, so that a machine of two cores can have eight of them. In each mode, all workers are equally fast, or one takes
-five times as long. In a round, each prediction and its real run have the same seed, and follow each other.
+In each mode, real clusters of few workers are recorded. From what is measured there, `cluster=virtual` predicts clusters
+of more workers, which are then run: servers inside one process, whose steps mostly sleep, so that a machine of two
+cores can have eight of them. All workers are equally fast, or one takes five times as long. In a round, each prediction
+and its real run have the same seed, and follow each other.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ MODES = {
     "k_async, `gradients=2`": ("consistency.gradients=2",),
     "hybrid": (),
 }
-STEP_S = 0.08  # that each step sleeps
+OF_ANY_CLUSTER = ("consistency.max_delay=4", "consistency.staleness=2")
+STEP_S = 0.16  # that each step sleeps
 SLOW_S = 4 * STEP_S  # that each step of the slow worker sleeps in addition
 BATCH_SIZE = 64
 
@@ -95,39 +97,54 @@ def result_of(run: Path) -> dict[str, Any]:
 
 
 def sleeping(workers: int, *, has_slow: bool) -> str:
-    """The seconds that the steps of workers sleep, as the key has them."""
+    """The seconds that the steps of real workers sleep, as the key has them."""
     seconds = dict.fromkeys(range(workers), STEP_S)
     if has_slow:
         seconds[0] += SLOW_S
     return str(seconds)
 
 
-def compared(trainings: Trainings, like: Path, mode: str, workers: int, seed: int, *, has_slow: bool) -> list[Found]:
-    """What is predicted, and what a real cluster does."""
+def keys_of(mode: str, workers: int, seed: int) -> list[str]:
+    """The arguments of a mode on a cluster; gradients of an update are for clusters of four workers at least."""
     name, _, _ = mode.partition(",")
-    shape = [f"consistency={name}", *MODES[mode], f"cluster.num_workers={workers}", f"seed={seed}"]
-    shape.append(f"cluster.slow_workers={sleeping(workers, has_slow=has_slow)}")
-    virtual = trainings.run("cluster=virtual", *shape, f"cluster.like={like}")
-    real = trainings.run(*shape)
-    return [Found.of(result_of(virtual)), Found.of(result_of(real))]
+    options = [option for option in MODES[mode] if workers >= 4 or option in OF_ANY_CLUSTER]
+    return [f"consistency={name}", *options, f"cluster.num_workers={workers}", f"seed={seed}"]
 
 
-def row(mode: str, workers: int, has_slow: bool, pairs: list[list[Found]]) -> str:
+def recorded(trainings: Trainings, mode: str, workers: int) -> Path:
+    """The folder of a run on few real workers."""
+    return trainings.run(*keys_of(mode, workers, 1), f"cluster.slow_workers={sleeping(workers, has_slow=False)}")
+
+
+def predicted(trainings: Trainings, like: Path, mode: str, workers: int, seed: int, *, has_slow: bool) -> Found:
+    """What is predicted from a recorded run, whose steps slept as those of a fast worker."""
+    slow = f"cluster.slow_workers={{0: {SLOW_S}}}" if has_slow else "cluster.slow_workers=null"
+    run = trainings.run("cluster=virtual", *keys_of(mode, workers, seed), slow, f"cluster.like={like}")
+    return Found.of(result_of(run))
+
+
+def measured(trainings: Trainings, mode: str, workers: int, seed: int, *, has_slow: bool) -> Found:
+    """What a real cluster does."""
+    slow = f"cluster.slow_workers={sleeping(workers, has_slow=has_slow)}"
+    return Found.of(result_of(trainings.run(*keys_of(mode, workers, seed), slow)))
+
+
+def row(mode: str, workers: int, has_slow: bool, num_recorded: int, pairs: list[list[Found]]) -> str:
     """A row of the documentation's table."""
     rates = Summary.of([predicted.steps_per_s / real.steps_per_s for predicted, real in pairs]).text(2)
-    measured = Summary.of([real.steps_per_s for _, real in pairs]).text(1)
+    real_rate = Summary.of([real.steps_per_s for _, real in pairs]).text(1)
     ages = Summary.of([predicted.staleness - real.staleness for predicted, real in pairs]).text(2)
     real_age = Summary.of([real.staleness for _, real in pairs]).text(2)
     distances = Summary.of([distance(predicted.histogram, real.histogram) for predicted, real in pairs]).text(2)
     quality = Summary.of([predicted.auc - real.auc for predicted, real in pairs]).text(4)
     slow = "one" if has_slow else "none"
-    return f"| {mode} | {workers} | {slow} | {measured} | {rates} | {real_age} | {ages} | {distances} | {quality} |"
+    return f"| {mode} | {workers} | {slow} | {num_recorded} | {real_rate} | {rates} | {real_age} | {ages} | {distances} | {quality} |"
 
 
 HEAD = """\
-| `consistency=` | workers | slow | steps/s | predicted / measured | staleness: mean | predicted - measured | \
+| `consistency=` | workers | slow | recorded | steps/s | predicted / measured | staleness: mean | predicted - measured | \
 distance | `val_auc`: predicted - measured |
-| --- | --- | --- | --- | --- | --- | --- | --- | --- |"""
+| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"""
 
 
 def main() -> None:
@@ -138,22 +155,27 @@ def main() -> None:
         if is_chosen(mode, options.only):
             for workers in options.workers:
                 cases += [(mode, workers, False), (mode, workers, True)]
-    pairs: dict[tuple[str, int, bool], list[list[Found]]] = {case: [] for case in cases}
+    pairs: dict[tuple[str, int, bool, int], list[list[Found]]] = {}
     with tempfile.TemporaryDirectory(prefix="psrun-virtual-") as name:
         trainings = Trainings(Path(name), options.examples)
-        like = trainings.run("cluster.num_workers=1", "cluster.slow_workers=null")
-        console.print(f"one worker: {result_of(like)['step_time']}", markup=False)
+        likes: dict[tuple[str, int], Path] = {}
         for seed in range(1, options.rounds + 1):
-            for case in cases:
-                mode, workers, has_slow = case
-                pairs[case].append(compared(trainings, like, mode, workers, seed, has_slow=has_slow))
-                console.print(row(*case, pairs[case][-1:]), markup=False)
+            for mode, workers, has_slow in cases:
+                real = measured(trainings, mode, workers, seed, has_slow=has_slow)
+                for few in options.recorded:
+                    if (mode, few) not in likes:
+                        likes[mode, few] = recorded(trainings, mode, few)
+                    like = likes[mode, few]
+                    found = predicted(trainings, like, mode, workers, seed, has_slow=has_slow)
+                    case = mode, workers, has_slow, few
+                    pairs.setdefault(case, []).append([found, real])
+                    console.print(row(*case, pairs[case][-1:]), markup=False)
     text = "\n".join([f"Rounds: {options.rounds}; examples: {options.examples:,}:", "", HEAD])
-    for case in cases:
-        text += "\n" + row(*case, pairs[case])
+    for case, found_pairs in pairs.items():
+        text += "\n" + row(*case, found_pairs)
     console.print(text, markup=False)
     if options.json:
-        plain = [[*case, [[vars(found) for found in pair] for pair in pairs[case]]] for case in cases]
+        plain = [[*case, [[vars(found) for found in pair] for pair in each]] for case, each in pairs.items()]
         options.json.write_text(json.dumps(plain, indent=2) + "\n", encoding="utf-8")
     if options.write:
         write_between(options.write, "virtual", text)
@@ -161,6 +183,7 @@ def main() -> None:
 
 def _parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--recorded", type=int, nargs="+", default=(1, 2, 3), help="workers of the recorded clusters")
     parser.add_argument("--workers", type=int, nargs="+", default=(4, 8))
     parser.add_argument("--only", default=["*"], nargs="+", metavar="PATTERN", help="only modes of such names")
     parser.add_argument("--rounds", type=int, default=3)

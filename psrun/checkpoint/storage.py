@@ -58,6 +58,7 @@ class Position:
       again: the numbers of earlier batches that were not applied.
       partly: some of these numbers: the rows of tables are updated, and the dense weights are not.
       order: the geometry of numbered batches: examples, batch size and block; None otherwise.
+      virtual_s: virtual seconds of the training, if a process plays its workers.
     """
 
     epochs: int = 0
@@ -69,6 +70,7 @@ class Position:
     again: Sequence[int] = field(default_factory=list)  # as JSON has it
     partly: Sequence[int] = field(default_factory=list)
     batches_per_step: int = 1
+    virtual_s: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -344,6 +344,8 @@ class QueuedClosures(TrainingClosures):
         self._last: QueuedSteps | None = None
         self._num_averaged = 0
         self._weight = 0.0
+        self._num_applied = 0
+        self._applying_s = 0.0  # without the first update, which traces
 
     def steps(self, kind: StepKind) -> QueuedSteps:
         kind.on_packed(Packed(1))
@@ -414,8 +416,11 @@ class QueuedClosures(TrainingClosures):
         self._weight += sum(update.weights)
         return update
 
-    def applied(self) -> None:
-        """Call when an update is applied."""
+    def applied(self, seconds: float) -> None:
+        """Call when an update is applied, with the seconds that this took."""
+        if self._num_applied:
+            self._applying_s += seconds
+        self._num_applied += 1
         with self._queue.locked():
             self._rule.applied()
 
@@ -425,11 +430,14 @@ class QueuedClosures(TrainingClosures):
             return self._rule.drop()
 
     def facts(self) -> dict[str, Any]:
-        """Also `gradients_applied`, `updates_dropped`: how many gradients of each worker were dropped, and `weight`:
-        the mean weight of the applied gradients, if it depends on their age.
+        """Also `gradients_applied`, `updates_dropped`: how many gradients of each worker were dropped, `update_s`: mean
+        seconds in which the chief applied an update, and `weight`: the mean weight of the applied gradients, if it
+        depends on their age.
         """
         dropped = self.by_worker(self._rule.dropped, 0)
         facts = {**super().facts(), "gradients_applied": self._num_averaged, "updates_dropped": dropped}
+        if self._num_applied > 1:
+            facts["update_s"] = round(self._applying_s / (self._num_applied - 1), 6)
         if self._decays and self._num_averaged:
             facts["weight"] = round(self._weight / self._num_averaged, 4)
         return facts
@@ -530,8 +538,9 @@ class QueuedSteps:
         update = self._closures.next_update()
         self._deal_again(update.late)
         numbers, kept = tf.constant(update.numbers, tf.int64), tf.constant(update.kept, tf.int64)
+        began_s = time.monotonic()
         self._apply(numbers, kept, tf.constant(update.weights, tf.float32))
-        self._closures.applied()
+        self._closures.applied(time.monotonic() - began_s)
         applied = [self._pending.pop(number) for number in update.numbers]
         self._kind.meter.count_averaged(update.ages)
         if self._function.structured_outputs is not None:

@@ -139,6 +139,7 @@ class StepKind:
       planned: total number of steps to schedule.
       steps_left: the number of steps until the end of the epoch; None where epochs have no end.
       num_scheduled: the number of steps of the run that were scheduled so far, over all kinds.
+      began_s: virtual seconds of the training before this process.
       warn: called with what deserves attention in a step.
       on_packed: called when the length of closures is decided, and when it changes.
     """
@@ -151,6 +152,7 @@ class StepKind:
     planned: int
     steps_left: Callable[[], int | None]
     num_scheduled: Callable[[], int]
+    began_s: float
     warn: Callable[[str], None]
     on_packed: Callable[[Packed], None]
 
@@ -272,7 +274,7 @@ class TrainingClosures(InFlightClosures):
         """The virtual time of workers that this process plays; empty where there is none. Call at a join.
 
         Returns:
-          `time_s`: virtual seconds since the process began to train. `seconds`, `steps_per_s`, `examples_per_s`: of the
+          `time_s`: as `virtual_s`. `seconds`, `steps_per_s`, `examples_per_s`: of the
           steps since the last call.
         """
         return {}
@@ -282,6 +284,10 @@ class TrainingClosures(InFlightClosures):
         is. Call with the steps made.
         """
         return {}
+
+    def virtual_s(self) -> float:
+        """Virtual seconds since the training began, in all processes; 0 where there is no virtual time."""
+        return 0.0
 
     def by_worker(self, values: Mapping[int, float], default: float) -> dict[str, float]:
         """A value of each worker by its task."""

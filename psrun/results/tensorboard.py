@@ -17,7 +17,7 @@ from psrun.results.events import Event, Sink
 from psrun.results.tracking import TrackedRun
 from psrun.tf_internals.messages import write_session_start
 
-_OF_WAITS = ("waited_s", "gradients_applied", "updates_dropped", "weight")
+_OF_WAITS = ("waited_s", "gradients_applied", "updates_dropped", "update_s", "weight")
 _WRITERS = {"epoch": "train", "evaluation": "evaluation", "staleness": "train", "waits": "train", "system": "system"}
 _FILE_PREFIX = "events.out.tfevents."  # then SECONDS.HOST.PID.NUMBER.v2
 

@@ -332,7 +332,14 @@ class TrainingRun:
             again=list(batches.again),
             partly=list(batches.partly),
             batches_per_step=self.program.gradients_per_update,
+            virtual_s=self._virtual_s(),
         )
+
+    def _virtual_s(self) -> float:
+        """Virtual seconds of the training so far, in all processes."""
+        if self.program.config.cluster.played_by and self.has_closures:
+            return self.closures.virtual_s()
+        return self.start.virtual_s
 
     # -- what steps are made of
 
@@ -460,6 +467,7 @@ def steps_on_workers(
         planned=run.left - run.scheduled,
         steps_left=run.steps_left,
         num_scheduled=lambda: run.start.scheduled + run.scheduled,
+        began_s=run.start.virtual_s,
         warn=run.warn,
         on_packed=run.packed,
     )

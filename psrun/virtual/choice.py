@@ -16,7 +16,9 @@ from psrun.virtual.times import DELAYS, DrawnDelays, Losses, StepSeconds, delay_
 
 _MOST = 1e6  # seconds, or updates; infinity is no time of a step
 _NOT_PLAYED = ("scheduled",)
+_USUAL_DEVIATION = 0.1
 _USUAL_LATENCY_S = 0.0002  # in a data center
+_USUAL_UPDATE_S = 0.002
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,13 +27,14 @@ class Virtual(ClusterChoice):
 
     Attributes:
       step_s: seconds in which a worker computes a step; None with `like` or `delay`.
-      step_deviation: the standard deviation of that time, as a multiple of it.
+      step_deviation: the standard deviation of that time, as a multiple of it; None: as measured with `like`, or 0.1.
       like: the run whose measured step time is used, or with `delay` its staleness: its folder, or its run.json.
       pause_probability: of a step that takes `pause_s` longer, on any worker.
       latency_s: of a message, one way; None: as measured with `like`, or a usual one.
       bytes_per_s: that a parameter server sends, and that it receives.
       closure_s: seconds of the chief for an execution.
-      update_s: seconds of the chief for an update of several gradients.
+      update_s: seconds of the chief for an update of several gradients; None: as measured with `like`, or 0.002 and two
+        messages.
       worker_mtbf_s: mean seconds between two losses of a worker; None: no worker is lost.
       worker_recovery_s: until a lost worker is back.
       ps_mtbf_s: mean seconds between two losses of a parameter server; None: none is lost.
@@ -46,13 +49,13 @@ class Virtual(ClusterChoice):
     like: str | None
     slow_workers: dict[int, float] | None
     step_s: float | None = at_least(0, at_most=_MOST)
-    step_deviation: float = at_least(0, at_most=100)
+    step_deviation: float | None = at_least(0, at_most=100)
     pause_probability: float = at_least(0, at_most=1)
     pause_s: float = at_least(0, at_most=_MOST)
     latency_s: float | None = at_least(0, at_most=_MOST)
     bytes_per_s: float = at_least(1)
     closure_s: float = at_least(0, at_most=_MOST)
-    update_s: float = at_least(0, at_most=_MOST)
+    update_s: float | None = at_least(0, at_most=_MOST)
     worker_mtbf_s: float | None = at_least(0)
     worker_recovery_s: float = at_least(0, at_most=_MOST)
     ps_mtbf_s: float | None = at_least(0)
@@ -101,6 +104,14 @@ class Virtual(ClusterChoice):
         return float(step_time["compute_s"]) + float(step_time["input_s"])
 
     @property
+    def _deviation(self) -> float:
+        """The standard deviation of the time of a step, as a multiple of its mean."""
+        if self.step_deviation is not None:
+            return self.step_deviation
+        measured = None if self.like is None else self._step_time.get("deviation")  # runs of old versions have none
+        return _USUAL_DEVIATION if measured is None else float(measured)
+
+    @property
     def message_s(self) -> float:
         """Seconds of a message, one way. With `like`, a quarter of what a step waited for parameters and updates: it
         sends four messages, and the bytes of one worker take little of that time.
@@ -111,6 +122,19 @@ class Virtual(ClusterChoice):
         if self.latency_s is not None:
             return self.latency_s
         return _USUAL_LATENCY_S if self.like is None else float(self._step_time["traffic_s"]) / 4
+
+    @property
+    def whole_update_s(self) -> float:
+        """Seconds of the chief for an update of several gradients, with its messages.
+
+        Raises:
+          ValueError: `like` is not a run with the time of messages.
+        """
+        if self.update_s is not None:
+            return self.update_s
+        recorded = None if self.like is None else self._recorded.get("consistency")
+        measured = recorded.get("update_s") if isinstance(recorded, dict) else None
+        return _USUAL_UPDATE_S + 2 * self.message_s if measured is None else float(measured)
 
     @property
     def start_s(self) -> float:
@@ -129,7 +153,7 @@ class Virtual(ClusterChoice):
         """The seconds of the steps of all workers."""
         return StepSeconds(
             self.mean_step_s,
-            self.step_deviation,
+            self._deviation,
             self.slow_workers,
             self.pause_probability,
             self.pause_s,

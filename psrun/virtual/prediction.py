@@ -39,7 +39,7 @@ def costs_of(virtual: Virtual, traffic: Sequence[tuple[int, int]]) -> Costs:
     """
     return Costs(
         closure_s=virtual.closure_s,
-        update_s=virtual.update_s,
+        update_s=virtual.whole_update_s,
         start_s=virtual.start_s,
         latency_s=virtual.message_s,
         read_s=[read_bytes / virtual.bytes_per_s for read_bytes, _ in traffic],
@@ -90,10 +90,11 @@ def server_losses(virtual: Virtual, run: RunConfig, seed: int, num_steps: int) -
 def _checkpoint_every(run: RunConfig) -> list[int]:
     """The numbers of steps after which checkpoints are taken again and again."""
     numbers = []
-    if run.checkpoint.every_epochs is not None:
-        numbers.append(run.checkpoint.every_epochs * run.trainer.num_steps)
-    if run.checkpoint.every_steps is not None:
-        numbers.append(run.checkpoint.every_steps)
+    checkpoint = run.checkpoint
+    if checkpoint.every_epochs is not None:
+        numbers.append(checkpoint.every_epochs * run.trainer.num_steps)
+    if isinstance(checkpoint, choices.EpochCheckpoints) and checkpoint.every_steps is not None:
+        numbers.append(checkpoint.every_steps)
     return numbers
 
 
@@ -169,8 +170,9 @@ def _with_server_losses(virtual: Virtual, run: RunConfig, rate: float) -> float:
     expected = per_s * saved_after_s
     if expected > _MOST_LOSSES:
         message = (
-            f"is {virtual.ps_mtbf_s:g}: parameter servers would be lost {expected:.3g} times in the {saved_after_s:.4g} s "
-            "between two checkpoints; choose a larger one, or more checkpoints (checkpoint.every_steps)"
+            f"is {virtual.ps_mtbf_s:g}: parameter servers would be lost {expected:.3g} times in the "
+            f"{saved_after_s:.4g} s between two checkpoints; choose a larger one, or more checkpoints "
+            "(checkpoint.every_steps)"
         )
         raise ConfigError([Problem("cluster.ps_mtbf_s", message)])
     return every / ((1 / per_s + virtual.ps_recovery_s) * math.expm1(expected))

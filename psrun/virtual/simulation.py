@@ -35,7 +35,7 @@ class Costs:
 
     Attributes:
       closure_s: seconds of the chief for each closure.
-      update_s: seconds of the chief for an update of several gradients.
+      update_s: seconds of the chief for an update of several gradients, with its messages.
       start_s: seconds until a worker begins a closure that it has taken.
       latency_s: seconds of a message, one way.
       read_s: of each parameter server, the seconds in which it sends what a step reads.
@@ -655,8 +655,8 @@ class QueuedCluster(_TimedCluster):
         self.workers.rule_changed()
         num_before = self._rule.num_applied
         applied = Applied(update.numbers, update.weights, update.ages)
-        takes_s = self._costs.update_s + 2 * self._costs.latency_s
-        self.workers.events.at(self.workers.chief_done_s(takes_s), self._apply, applied)
+        done_s = self.workers.chief_done_s(self._costs.update_s)
+        self.workers.events.at(done_s, self._apply, applied)
         self.workers.events.advance(lambda: self._rule.num_applied > num_before)
 
     def _deal(self, gradients: Sequence[Gradient]) -> None:
@@ -807,7 +807,11 @@ class ServerLosses:
         self._next_s = losses.next_s(num_servers)
 
     def advance(self, now_s: float, num_steps: int) -> None:
-        """Loses the servers that are lost up to a time without losses, at which the training has `num_steps` more steps.
+        """Loses the servers that are lost up to a time.
+
+        Args:
+          now_s: the time without losses.
+          num_steps: steps that the training has done since the last call.
 
         Raises:
           TrainingError: servers are lost again and again before the training reaches its next checkpoint.

@@ -360,6 +360,11 @@ class VirtualClosures:
         assert self._steps is not None
         return self._steps.prediction
 
+    def virtual_s(self) -> float:
+        """As `TrainingClosures.virtual_s`."""
+        assert self._steps is not None
+        return self._steps.virtual_s
+
 
 class VirtualSteps:
     """Schedules steps on virtual workers, and does their arithmetic in this process.
@@ -374,6 +379,7 @@ class VirtualSteps:
         program = kind.program
         virtual = program.config.cluster
         assert isinstance(virtual, Virtual)
+        self._virtual = virtual
         self._kind = kind
         self._feed = kind.feed
         self._averages = consistency.averages
@@ -412,17 +418,21 @@ class VirtualSteps:
         self._function = self._closure.trace(1, num_steps=None)
         self.num_steps = prediction.steps_of_a_closure(virtual, program.config)
         self._num_since = 0  # steps scheduled since `virtual_time` was called, which was then
-        self._since_s = 0.0
+        self._since_s = kind.began_s
         self.logs: Any = kind.logs
         kind.on_packed(Packed(self.num_steps))
+
+    @property
+    def virtual_s(self) -> float:
+        """Virtual seconds since the training began."""
+        lost_s = 0.0 if self._server_losses is None else self._server_losses.lost_s
+        return self._kind.began_s + self.cluster.now_s + lost_s
 
     def virtual_time(self) -> dict[str, float]:
         """As `VirtualClosures.virtual_time`."""
         if self._seconds is None:
             return {}
-        now_s = self.cluster.now_s
-        if self._server_losses is not None:
-            now_s += self._server_losses.lost_s
+        now_s = self.virtual_s
         seconds = now_s - self._since_s
         steps_per_s = self._num_since / seconds if seconds else 0.0
         self._since_s = now_s
@@ -464,9 +474,8 @@ class VirtualSteps:
 
     def losses(self) -> dict[str, Any]:
         """What was lost so far, for the facts of the closures; empty where nothing can be lost."""
-        virtual = self._kind.program.config.cluster
         facts: dict[str, Any] = {}
-        if virtual.worker_mtbf_s is not None:
+        if self._virtual.worker_mtbf_s is not None:
             facts |= {"workers_lost": self.cluster.num_lost, "gradients_lost": self.cluster.counts.lost}
         if self._server_losses is not None:
             facts |= {"ps_lost": self._server_losses.num_lost, "ps_lost_s": round(self._server_losses.lost_s, 3)}

@@ -242,7 +242,7 @@ def _rate(before: Event, after: Event, total: str) -> float | None:
 def _stages(run: Run) -> dict[str, float] | None:
     """Seconds of a step on a worker by stage; None if they were not measured."""
     stages = as_mapping(run.result.get("step_time"))
-    return {key.removesuffix("_s"): each for key, each in stages.items() if as_number(each) is not None} or None
+    return {key.removesuffix("_s"): each for key, each in stages.items() if key.endswith("_s")} or None
 
 
 def _staleness(run: Run) -> list[list[float]] | None:
