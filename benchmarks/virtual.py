@@ -3,15 +3,16 @@
     python benchmarks/virtual.py [--recorded N ...] [--workers N ...] [--only PATTERN ...] [--rounds N] [--json FILE]
                                  [--write PAGE]
 
-In each mode, real clusters of few workers are recorded. From what is measured there, `cluster=virtual` predicts clusters
-of more workers, which are then run: servers inside one process, whose steps mostly sleep, so that a machine of two
-cores can have eight of them. All workers are equally fast, or one takes five times as long. In a round, each prediction
-and its real run have the same seed, and follow each other.
+In each mode, real clusters of few workers are recorded. From what is measured there, `cluster=virtual` predicts
+clusters of more workers, which are then run: servers inside one process, whose steps mostly sleep, so that a machine of
+two cores can have eight of them. All workers are equally fast, or one takes five times as long. In a round, each
+prediction and its real run have the same seed, and follow each other.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import tempfile
 from collections.abc import Mapping
@@ -138,12 +139,13 @@ def row(mode: str, workers: int, has_slow: bool, num_recorded: int, pairs: list[
     distances = Summary.of([distance(predicted.histogram, real.histogram) for predicted, real in pairs]).text(2)
     quality = Summary.of([predicted.auc - real.auc for predicted, real in pairs]).text(4)
     slow = "one" if has_slow else "none"
-    return f"| {mode} | {workers} | {slow} | {num_recorded} | {real_rate} | {rates} | {real_age} | {ages} | {distances} | {quality} |"
+    cells = [mode, workers, slow, num_recorded, real_rate, rates, real_age, ages, distances, quality]
+    return "| " + " | ".join(str(cell) for cell in cells) + " |"
 
 
 HEAD = """\
-| `consistency=` | workers | slow | recorded | steps/s | predicted / measured | staleness: mean | predicted - measured | \
-distance | `val_auc`: predicted - measured |
+| `consistency=` | workers | slow | recorded | steps/s | predicted / measured | staleness: mean | \
+predicted - measured | distance | `val_auc`: predicted - measured |
 | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"""
 
 
@@ -158,18 +160,17 @@ def main() -> None:
     pairs: dict[tuple[str, int, bool, int], list[list[Found]]] = {}
     with tempfile.TemporaryDirectory(prefix="psrun-virtual-") as name:
         trainings = Trainings(Path(name), options.examples)
-        likes: dict[tuple[str, int], Path] = {}
-        for seed in range(1, options.rounds + 1):
-            for mode, workers, has_slow in cases:
-                real = measured(trainings, mode, workers, seed, has_slow=has_slow)
-                for few in options.recorded:
-                    if (mode, few) not in likes:
-                        likes[mode, few] = recorded(trainings, mode, few)
-                    like = likes[mode, few]
-                    found = predicted(trainings, like, mode, workers, seed, has_slow=has_slow)
-                    case = mode, workers, has_slow, few
-                    pairs.setdefault(case, []).append([found, real])
-                    console.print(row(*case, pairs[case][-1:]), markup=False)
+        recordings = {}
+        for mode, few in itertools.product(dict.fromkeys(mode for mode, _, _ in cases), options.recorded):
+            recordings[mode, few] = recorded(trainings, mode, few)
+        for seed, (mode, workers, has_slow) in itertools.product(range(1, options.rounds + 1), cases):
+            real = measured(trainings, mode, workers, seed, has_slow=has_slow)
+            for few in options.recorded:
+                like = recordings[mode, few]
+                found = predicted(trainings, like, mode, workers, seed, has_slow=has_slow)
+                case = mode, workers, has_slow, few
+                pairs.setdefault(case, []).append([found, real])
+                console.print(row(*case, pairs[case][-1:]), markup=False)
     text = "\n".join([f"Rounds: {options.rounds}; examples: {options.examples:,}:", "", HEAD])
     for case, found_pairs in pairs.items():
         text += "\n" + row(*case, found_pairs)

@@ -379,6 +379,10 @@ class VirtualSteps:
         program = kind.program
         virtual = program.config.cluster
         assert isinstance(virtual, Virtual)
+        num_examples = program.source.num_train_examples
+        if num_examples is not None and num_workers > num_examples:
+            message = f"is {num_workers}, more than the {num_examples} training examples; choose fewer workers"
+            raise ConfigError([Problem("cluster.num_workers", message)])
         self._virtual = virtual
         self._kind = kind
         self._feed = kind.feed

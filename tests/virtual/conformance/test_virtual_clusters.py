@@ -159,15 +159,18 @@ def test_virtual_time_goes_on_after_a_resume(train):
     assert resumed["virtual"]["time_s"] == pytest.approx(whole["virtual"]["time_s"])
 
 
+HYBRID = ["consistency=hybrid", "trainer.steps_per_execution=1"]
 REFUSED = {
-    "a model without tables": (["model=dense"], "requires a model that looks up rows"),
-    "the norm of all gradients": (["optimizer=sgd", "+optimizer.global_clipnorm=1.0"], "optimizer.global_clipnorm"),
-}
+    "a model without tables": ([*HYBRID, "model=dense"], "requires a model that looks up rows"),
+    "the norm of all gradients": (
+        [*HYBRID, "optimizer=sgd", "+optimizer.global_clipnorm=1.0"], "optimizer.global_clipnorm"
+    ),
+    "more workers than examples": (["cluster.num_workers=100000"], "more than the .* training examples"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_hybrid_updates_name_what_they_do_not_support(train, case):
+def test_what_virtual_workers_do_not_support_is_named(train, case):
     pieces, message = REFUSED[case]
     with pytest.raises(ConfigError, match=message):
-        train(*pieces, *VIRTUAL, "consistency=hybrid", "trainer=custom_loop", "trainer.steps_per_execution=1",
-              "evaluation=none")  # fmt: skip
+        train(*pieces, *VIRTUAL, "trainer=custom_loop", "evaluation=none")
