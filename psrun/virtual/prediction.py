@@ -130,10 +130,10 @@ def predicted(run: RunConfig, traffic: Sequence[tuple[int, int]]) -> Prediction:
     per_update = run.consistency.gradients_per_update(virtual.num_workers)
     num_steps = run.trainer.num_epochs * run.trainer.num_steps
     for seed in range(run.seed, run.seed + _SEEDS):
-        simulated = -(-_ROUNDS * virtual.num_workers // per_update)
+        enough = -(-_ROUNDS * virtual.num_workers // per_update)
         if virtual.worker_mtbf_s is not None:
-            simulated = min(num_steps, max(simulated, _STEPS_WITH_LOSSES))
-        cluster = _simulated(virtual, run, traffic, seed, simulated)
+            enough = max(enough, _STEPS_WITH_LOSSES)
+        cluster = _simulated(virtual, run, traffic, seed, min(num_steps, enough))
         counted = sum(cluster.counts.staleness.values(), Counter())
         rate = _with_server_losses(virtual, run, counted.total() / cluster.now_s)
         values = {

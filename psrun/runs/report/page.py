@@ -179,17 +179,12 @@ def _curves(events: Sequence[Event]) -> dict[str, list[list[float | None]]]:
 
 
 def _virtual_seconds(events: Sequence[Event]) -> dict[int, float]:
-    """The virtual seconds at the end of each epoch, by step; those of a resumed run go on."""
+    """The virtual seconds at the end of each epoch, by step."""
     found: dict[int, float] = {}
-    before_s = last_s = 0.0  # of the processes before this one; of this one
     for event in events:
         time_s = as_number(as_mapping(event.data.get("virtual")).get("time_s"))
-        if event.kind != "epoch" or event.step is None or time_s is None:
-            continue
-        if time_s < last_s:
-            before_s += last_s
-        last_s = time_s
-        found[event.step] = before_s + time_s
+        if event.kind == "epoch" and event.step is not None and time_s is not None:
+            found[event.step] = time_s
     return found
 
 

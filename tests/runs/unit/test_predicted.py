@@ -182,7 +182,6 @@ EVALUATION = Event("evaluation", 20, 11.0, {"metrics": {"loss": 0.4}})
 CURVES = {
     "a real run": ([epoch(10, None), epoch(20, None), EVALUATION], [5.0, 10.0], [None, None], [11.0], [None]),
     "a virtual run": ([epoch(10, 3.0), epoch(20, 6.0), EVALUATION], [None, None], [3.0, 6.0], [None], [6.0]),
-    "resumed": ([epoch(10, 3.0), epoch(20, 2.0), EVALUATION], [None, None], [3.0, 5.0], [None], [5.0]),
 }
 
 
