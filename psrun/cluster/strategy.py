@@ -185,11 +185,14 @@ class Distribution:
     Attributes:
       coordinator: schedules steps on workers; None if steps run in this process.
       num_workers: also of workers that this process plays.
+      traffic: of workers that this process plays, the bytes that one reads from each parameter server in a step, and
+        that it pushes there.
     """
 
     strategy: tf.distribute.Strategy
     coordinator: tf.distribute.coordinator.ClusterCoordinator | None = None
     num_workers: int = 1
+    traffic: Sequence[tuple[int, int]] = ()
 
 
 def prepare(cluster: choices.ClusterChoice, topology: Topology | None) -> None:

@@ -46,6 +46,7 @@ from psrun.results.provenance import DIFF, WorkTree
 from psrun.results.run_folder import PAUSED, RunFolder, flat, write_config
 from psrun.results.task_files import Heartbeat, HeartbeatWriter, Sampler, Usage
 from psrun.results.tracking import tracker_sinks
+from psrun.roles import planner
 from psrun.roles.table import TaskContext
 from psrun.tf_internals.servers import incarnation
 from psrun.training import actions, checkpointing, custom_loop, evaluators, failures, fit, own_loop
@@ -503,13 +504,25 @@ class Chief:
           ConfigError: model, data and options do not fit together.
           PsrunError: a server did not start or was lost, a step failed, or data is wrong.
         """
+        traffic = self._played_traffic(run_config, source)
         with self._connected(run_config.seed) as distribution:
-            program = build_program(run_config, source, distribution)
+            program = build_program(run_config, source, replace(distribution, traffic=traffic))
             self._program = program
             build_state(program)
             if run_config.mode == "train":
                 check_arrays(source, program.data.checks)
             yield program
+
+    def _played_traffic(self, run_config: RunConfig, source: DataSource) -> list[tuple[int, int]]:
+        """The traffic of workers that this process is going to play; empty for others.
+
+        It follows from a plan, since variables of this process are neither cut nor placed as on servers. A plan resets
+        names and random numbers, so it is made first.
+        """
+        if run_config.mode != "train" or not self._cluster.played_by:
+            return []
+        with failures.named(lambda: None):
+            return planner.worker_traffic(planner.make(run_config, source), run_config)
 
     @contextmanager
     def _connected(self, seed: int) -> Iterator[strategy.Distribution]:

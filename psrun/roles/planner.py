@@ -101,12 +101,7 @@ def run(run_config: RunConfig, folder: RunFolder, console: Console) -> None:
 
 def _predict(plan: Plan, run_config: RunConfig, folder: RunFolder, console: Console) -> None:
     """Prints and records what the cluster predicts of its training."""
-    num_workers, num_ps = _size(run_config)
-    traffic = []
-    for index in range(num_ps):
-        moved = plan.traffic_by_task[f"ps-{index}"]  # while every worker does a step
-        traffic.append((moved.read_bytes // num_workers, moved.pushed_bytes // num_workers))
-    prediction = parts.load(run_config.cluster.predicted_by)(run_config, traffic)
+    prediction = parts.load(run_config.cluster.predicted_by)(run_config, worker_traffic(plan, run_config))
     for line in prediction.lines:
         print_folded(console, Text(line))
     if prediction.facts and run_config.resume is None:
@@ -162,26 +157,14 @@ def make(
     return Plan(placed, total, traffic, by_task, warnings, list(program.model.notes))
 
 
-def traffic_by_server(program: Program, num_ps: int, rule: str) -> list[tuple[int, int]]:
-    """Bytes that one worker reads and pushes in a step, by parameter server, if so many had the variables of a program.
-
-    Args:
-      program: with its variables in this process.
-      rule: by which variables are spread: one of `placement.RULES`.
-    """
-    lengths = batch_checks.mean_list_lengths(program.data.batch_spec, program.data.train_dataset)
-    traffic: dict[str, Traffic] = {}
-
-    def step() -> tf.Tensor:
-        traffic.update(_traffic(program, lengths))
-        return tf.constant(0)
-
-    tf.function(step).get_concrete_function()
-    variables = [*program.network.variables, *program.optimizer.variables()]
-    placed = _place(variables, program, num_ps, placement.RULES[rule])
-    by_task = _spread(traffic, placed)
-    moved = [by_task.get(f"ps-{index}", Traffic()) for index in range(num_ps)]
-    return [(each.read_bytes, each.pushed_bytes) for each in moved]
+def worker_traffic(plan: Plan, run_config: RunConfig) -> list[tuple[int, int]]:
+    """Bytes that one worker reads from each parameter server in a step, and that it pushes there."""
+    num_workers, num_ps = _size(run_config)
+    by_server = []
+    for index in range(num_ps):
+        moved = plan.traffic_by_task[f"ps-{index}"]  # while every worker does a step
+        by_server.append((moved.read_bytes // num_workers, moved.pushed_bytes // num_workers))
+    return by_server
 
 
 def _spread(by_variable: dict[str, Traffic], placed: list[Placed]) -> dict[str, Traffic]:

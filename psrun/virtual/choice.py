@@ -15,6 +15,8 @@ from psrun.errors import Problem
 from psrun.virtual.times import DELAYS, DrawnDelays, Losses, StepSeconds, delay_probabilities
 
 _MOST = 1e6  # seconds, or updates; infinity is no time of a step
+_LEAST = 0.001  # seconds between losses
+_LONGEST = 1e12
 _NOT_PLAYED = ("scheduled",)
 _USUAL_DEVIATION = 0.1
 _USUAL_LATENCY_S = 0.0002  # in a data center
@@ -56,9 +58,9 @@ class Virtual(ClusterChoice):
     bytes_per_s: float = at_least(1)
     closure_s: float = at_least(0, at_most=_MOST)
     update_s: float | None = at_least(0, at_most=_MOST)
-    worker_mtbf_s: float | None = at_least(0)
+    worker_mtbf_s: float | None = at_least(_LEAST, at_most=_LONGEST)
     worker_recovery_s: float = at_least(0, at_most=_MOST)
-    ps_mtbf_s: float | None = at_least(0)
+    ps_mtbf_s: float | None = at_least(_LEAST, at_most=_LONGEST)
     ps_recovery_s: float = at_least(0, at_most=_MOST)
     delay: str | None = one_of(*DELAYS, None)
     mean_delay: float | None = at_least(0, at_most=_MOST)
@@ -84,7 +86,10 @@ class Virtual(ClusterChoice):
         """The mean times of a step of `like`. Raises ValueError without them."""
         step_time = self._recorded.get("step_time")
         if not isinstance(step_time, dict):
-            raise ValueError(f"names {self.like}, which has no step_time: only steps on real workers are measured")
+            raise ValueError(
+                f"names {self.like}, which has no step_time; only steps on real workers are measured: "
+                "record a run with cluster=local cluster.num_workers=1"
+            )
         return step_time
 
     @property
@@ -255,7 +260,10 @@ class Virtual(ClusterChoice):
 def _recorded(run: str) -> dict[str, Any]:
     """The run.json of a run. Raises ValueError without one."""
     path = Path(run).expanduser()
-    path = path / "run.json" if path.is_dir() else path
+    if path.is_dir():
+        path = path / "run.json"
+        if not path.exists():
+            raise ValueError(f"names {run}, which is no run folder: it has no run.json")
     try:
         recorded = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

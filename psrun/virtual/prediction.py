@@ -21,6 +21,7 @@ from psrun.virtual.simulation import (
     Costs,
     DelayedCluster,
     QueuedCluster,
+    Saves,
     ServerLosses,
 )
 from psrun.virtual.times import Losses, StepSeconds
@@ -84,18 +85,14 @@ def make_cluster(
 def server_losses(virtual: Virtual, run: RunConfig, seed: int, num_steps: int) -> ServerLosses | None:
     """When parameter servers are lost in a training that goes on after so many steps; None: never."""
     losses = virtual.ps_losses(seed, num_steps)
-    return None if losses is None else ServerLosses(virtual.num_ps, losses, _checkpoint_every(run), num_steps)
+    return None if losses is None else ServerLosses(virtual.num_ps, losses, _saves(run), num_steps)
 
 
-def _checkpoint_every(run: RunConfig) -> list[int]:
-    """The numbers of steps after which checkpoints are taken again and again."""
-    numbers = []
+def _saves(run: RunConfig) -> Saves:
     checkpoint = run.checkpoint
-    if checkpoint.every_epochs is not None:
-        numbers.append(checkpoint.every_epochs * run.trainer.num_steps)
-    if isinstance(checkpoint, choices.EpochCheckpoints) and checkpoint.every_steps is not None:
-        numbers.append(checkpoint.every_steps)
-    return numbers
+    every_steps = checkpoint.every_steps if isinstance(checkpoint, choices.EpochCheckpoints) else None
+    epochs = checkpoint.every_epochs
+    return Saves(every_steps, None if epochs is None else epochs * run.trainer.num_steps)
 
 
 def steps_of_a_closure(virtual: Virtual, run: RunConfig) -> int:
@@ -129,8 +126,11 @@ def predicted(run: RunConfig, traffic: Sequence[tuple[int, int]]) -> Prediction:
     found: dict[str, list[float]] = {}
     per_update = run.consistency.gradients_per_update(virtual.num_workers)
     num_steps = run.trainer.num_epochs * run.trainer.num_steps
+    length = steps_of_a_closure(virtual, run)
     for seed in range(run.seed, run.seed + _SEEDS):
         enough = -(-_ROUNDS * virtual.num_workers // per_update)
+        if length > 1:
+            enough = max(enough, 4 * length * virtual.num_workers)
         if virtual.worker_mtbf_s is not None:
             enough = max(enough, _STEPS_WITH_LOSSES)
         cluster = _simulated(virtual, run, traffic, seed, min(num_steps, enough))
@@ -149,7 +149,7 @@ def predicted(run: RunConfig, traffic: Sequence[tuple[int, int]]) -> Prediction:
     for name, values_by_seed in found.items():
         middle = statistics.median(values_by_seed)
         facts[name] = {"median": middle, "least": min(values_by_seed), "most": max(values_by_seed)}
-    return Prediction(facts, _in_words(facts))
+    return Prediction(facts, [*_in_words(facts, virtual), *remarks(virtual, run)])
 
 
 def _with_server_losses(virtual: Virtual, run: RunConfig, rate: float) -> float:
@@ -164,7 +164,9 @@ def _with_server_losses(virtual: Virtual, run: RunConfig, rate: float) -> float:
     """
     if virtual.ps_mtbf_s is None:
         return rate
-    every = min(_checkpoint_every(run), default=run.trainer.num_epochs * run.trainer.num_steps)
+    saves = _saves(run)
+    whole = run.trainer.num_epochs * run.trainer.num_steps
+    every = min(saves.every_steps or whole, saves.in_epochs or whole)
     saved_after_s = every / rate
     per_s = virtual.num_ps / virtual.ps_mtbf_s
     expected = per_s * saved_after_s
@@ -181,19 +183,26 @@ def _with_server_losses(virtual: Virtual, run: RunConfig, rate: float) -> float:
 def _simulated(
     virtual: Virtual, run: RunConfig, traffic: Sequence[tuple[int, int]], seed: int, num_steps: int
 ) -> Cluster:
-    """The cluster after some steps or a few more, in closures and epochs as in the run."""
+    """The cluster after some steps or a few more, in closures, epochs and between checkpoints as in the run."""
     seconds = virtual.step_seconds(seed)
     losses = virtual.worker_losses(seed, 0)
     cluster = make_cluster(virtual, run.consistency, seconds, costs_of(virtual, traffic), losses)
     length = steps_of_a_closure(virtual, run)
-    if length > 1:
-        num_steps = max(num_steps, 4 * length * virtual.num_workers)
+    saves = _saves(run)
+    done = saved = 0
     in_epoch = min(run.trainer.num_steps, num_steps)
-    for first in range(0, num_steps, in_epoch):
-        seconds.begin(first)
-        for left in range(in_epoch, 0, -length):
-            cluster.schedule(min(length, left), left)
+    while done < num_steps:
+        seconds.begin(done)
+        left = in_epoch - done % in_epoch
+        while left > 0:
+            closure = min(length, left)
+            cluster.schedule(closure, left)
             cluster.actions.clear()
+            done += closure
+            left -= closure
+            if saves.is_due(done, saved):
+                saved = done
+                break
         cluster.join()
     return cluster
 
@@ -204,7 +213,33 @@ def delayed(virtual: Virtual, seed: int, first: int, dealt: Callable[[int, int],
     return DelayedCluster(delays, delays.longest, first, dealt)
 
 
-def _in_words(facts: Mapping[str, Mapping[str, float]]) -> list[str]:
+def remarks(virtual: Virtual, run: RunConfig) -> list[str]:
+    """What deserves attention in a training on the cluster."""
+    if virtual.delay is not None or run.consistency.averages:
+        return []
+    length = steps_of_a_closure(virtual, run)
+    num_steps = run.trainer.num_steps
+    executions = -(-num_steps // length)
+    if executions >= virtual.num_workers:
+        return []
+    return [
+        f"An epoch of {num_steps} steps has {executions} executions of {length}: {virtual.num_workers - executions} of "
+        f"{virtual.num_workers} workers get none; choose fewer workers, a smaller trainer.steps_per_execution, or a "
+        "larger trainer.steps_per_epoch"
+    ]
+
+
+def _losses_in_words(virtual: Virtual, seconds: float) -> list[str]:
+    """A line on the losses that are expected in the seconds of a training; none where nothing is lost."""
+    expected = []
+    if virtual.worker_mtbf_s is not None:
+        expected.append(f"workers {virtual.num_workers * seconds / virtual.worker_mtbf_s:.3g} times")
+    if virtual.ps_mtbf_s is not None:
+        expected.append(f"parameter servers {virtual.num_ps * seconds / virtual.ps_mtbf_s:.3g} times")
+    return [f"Lost meanwhile, on average over many trainings: {', '.join(expected)}"] if expected else []
+
+
+def _in_words(facts: Mapping[str, Mapping[str, float]], virtual: Virtual) -> list[str]:
     """Lines for a person."""
 
     def text(name: str, form: str, factor: float = 1.0) -> str:
@@ -217,4 +252,7 @@ def _in_words(facts: Mapping[str, Mapping[str, float]]) -> list[str]:
         f"Mean staleness of updates: {text('staleness', '.2f')}",
         f"Time in which workers wait for their next execution, in %: {text('waiting', '.3g', 100)}",
         f"All epochs: {text('training_s', ',.4g')} s, without evaluations and checkpoints",
+        *_losses_in_words(virtual, facts["training_s"]["median"]),
+        f"For steps of {virtual.mean_step_s:.4g} s, messages of {virtual.message_s:.3g} s, and "
+        f"{virtual.bytes_per_s:.3g} bytes/s of each parameter server",
     ]

@@ -780,6 +780,25 @@ class DelayedCluster:
         self._begun = self._next
 
 
+@dataclass(frozen=True)
+class Saves:
+    """When checkpoints are taken, as `psrun.training.checkpointing.CheckpointSchedule` takes them.
+
+    Attributes:
+      every_steps: so many steps after the last one.
+      in_epochs: after multiples of the steps of some epochs.
+    """
+
+    every_steps: int | None = None
+    in_epochs: int | None = None
+
+    def is_due(self, num_steps: int, saved: int) -> bool:
+        """Whether a checkpoint is due after some steps, if the last one has the steps `saved`."""
+        if self.every_steps is not None and num_steps - saved >= self.every_steps:
+            return True
+        return self.in_epochs is not None and num_steps % self.in_epochs == 0
+
+
 class ServerLosses:
     """When parameter servers are lost, and how much time that costs a training.
 
@@ -788,7 +807,7 @@ class ServerLosses:
 
     Args:
       num_servers: each of which is lost at the rate of `losses`.
-      checkpoint_every: checkpoints are taken after each multiple of these numbers of steps.
+      saves: when checkpoints are taken.
       num_steps: steps before the beginning.
 
     Attributes:
@@ -796,13 +815,14 @@ class ServerLosses:
       lost_s: virtual seconds that this has cost.
     """
 
-    def __init__(self, num_servers: int, losses: Losses, checkpoint_every: Sequence[int], num_steps: int = 0) -> None:
+    def __init__(self, num_servers: int, losses: Losses, saves: Saves, num_steps: int = 0) -> None:
         self.num_lost = 0
         self.lost_s = 0.0
         self._num_servers = num_servers
         self._losses = losses
-        self._checkpoint_every = checkpoint_every
+        self._saves = saves
         self._num_steps = num_steps
+        self._num_saved = num_steps
         self._saved_s = 0.0  # without what losses cost, as all times here
         self._next_s = losses.next_s(num_servers)
 
@@ -818,11 +838,10 @@ class ServerLosses:
         """
         while self._next_s < now_s:
             self._go_back()
-        before = self._num_steps
         self._num_steps += num_steps
-        for every in self._checkpoint_every:
-            if self._num_steps % every == 0 or self._num_steps // every > before // every:
-                self._saved_s = now_s
+        if self._saves.is_due(self._num_steps, self._num_saved):
+            self._num_saved = self._num_steps
+            self._saved_s = now_s
 
     def _go_back(self) -> None:
         since_s = self._next_s - self._saved_s

@@ -24,7 +24,6 @@ from psrun.config import choices
 from psrun.errors import ConfigError, Problem
 from psrun.optimizers import sparse
 from psrun.program.compiled_model import Program
-from psrun.roles import planner
 from psrun.virtual import prediction
 from psrun.virtual.choice import Virtual
 from psrun.virtual.simulation import (
@@ -400,7 +399,7 @@ class VirtualSteps:
             self._seconds = virtual.step_seconds(seed)
             self._seconds.begin(kind.num_scheduled())
             self._server_losses = prediction.server_losses(virtual, program.config, seed, kind.num_scheduled())
-            traffic = planner.traffic_by_server(program, virtual.num_ps, virtual.placement)
+            traffic = program.distribution.traffic
             self.prediction = prediction.predicted(program.config, traffic).facts
             self.cluster = prediction.make_cluster(
                 virtual,
@@ -425,6 +424,8 @@ class VirtualSteps:
         self._since_s = kind.began_s
         self.logs: Any = kind.logs
         kind.on_packed(Packed(self.num_steps))
+        for text in prediction.remarks(virtual, program.config):
+            kind.warn(text)
 
     @property
     def virtual_s(self) -> float:

@@ -67,6 +67,34 @@ def test_nothing_is_predicted_where_no_time_passes(train):
     assert "prediction" not in trained
 
 
+CLUSTERS = {
+    "tables that are cut": ("cluster.num_ps=5", "partitioner=min_size", "partitioner.min_shard_bytes=64",
+                            "partitioner.max_shards=3"),
+    "checkpoints": ("checkpoint.every_steps=50",),
+    "long executions": ("trainer.steps_per_execution=40",),
+    "stacked tables": ("~model.embedding_dim", "~data.num_train_examples", "~data.num_eval_examples",
+                       "data._target_=embeddings.Basket", "model._target_=embeddings.basket", "cluster.num_ps=3"),
+}  # fmt: skip
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("case", CLUSTERS)
+def test_a_training_has_the_prediction_of_its_plan_and_comes_true(train, tmp_path, case):
+    run = ("cluster.bytes_per_s=2e5", *CLUSTERS[case])
+    same = () if case == "stacked tables" else MODELS["embedding"]  # as `train` has it
+    prediction = planned(tmp_path, *same, "trainer.steps_per_execution=3", *run)[0]["prediction"]
+    trained, _ = train(*RUN, *run)
+    assert trained["prediction"] == prediction
+    steps_per_s = 600 / trained["virtual"]["time_s"]
+    assert prediction["steps_per_s"]["median"] == pytest.approx(steps_per_s, rel=0.1)
+
+
+@pytest.mark.tensorflow
+def test_workers_that_get_no_execution_are_named(tmp_path):
+    _, printed = planned(tmp_path, "cluster.num_workers=40", "trainer.steps_per_execution=20")
+    assert "An epoch of 600 steps has 30 executions of 20: 10 of 40 workers get none" in " ".join(printed.split())
+
+
 @pytest.mark.tensorflow
 def test_the_server_with_the_most_bytes_is_the_limit(tmp_path):
     result, _ = planned(tmp_path, "cluster.bytes_per_s=1e6", "partitioner=none")

@@ -22,6 +22,8 @@ CASES = {
     f"{TIMED} cluster.latency_s=nan": "cluster.latency_s",
     f"{TIMED} cluster.pause_probability=1.5": "cluster.pause_probability",
     f"{TIMED} cluster.worker_mtbf_s=0": "cluster.worker_mtbf_s",
+    f"{TIMED} cluster.worker_mtbf_s=inf": "cluster.worker_mtbf_s",
+    f"{TIMED} cluster.ps_mtbf_s=inf": "cluster.ps_mtbf_s",
     f"{TIMED} cluster.worker_mtbf_s=-1": "cluster.worker_mtbf_s",
     f"{TIMED} cluster.worker_mtbf_s=0.11 'cluster.slow_workers={{0: 0.1}}'": "cluster.worker_mtbf_s",
     f"{TIMED} cluster.worker_recovery_s=-1": "cluster.worker_recovery_s",

@@ -20,6 +20,7 @@ from psrun.virtual.simulation import (
     Lost,
     QueuedCluster,
     Read,
+    Saves,
     ServerLosses,
 )
 from psrun.virtual.times import Losses, StepSeconds
@@ -212,7 +213,7 @@ def test_synchronous_updates_go_on_without_lost_workers():
 
 def test_a_lost_server_costs_what_followed_the_newest_checkpoint():
     per_s, back_s, interval_s = 1 / 30, 4.0, 25.0
-    losses = ServerLosses(3, Losses(3 / per_s, back_s, "seed"), [10])
+    losses = ServerLosses(3, Losses(3 / per_s, back_s, "seed"), Saves(every_steps=10))
     for step in range(1, 40_001):
         losses.advance(step * interval_s / 10, 1)
     expected_s = (1 / per_s + back_s) * math.expm1(per_s * interval_s)  # Daly, 2006
@@ -221,7 +222,7 @@ def test_a_lost_server_costs_what_followed_the_newest_checkpoint():
 
 
 def test_servers_that_are_always_lost_before_a_checkpoint_are_an_error():
-    losses = ServerLosses(100, Losses(100.0, 1.0, "seed"), [])
+    losses = ServerLosses(100, Losses(100.0, 1.0, "seed"), Saves())
     with pytest.raises(TrainingError, match=r"choose a larger cluster\.ps_mtbf_s, or more checkpoints"):
         losses.advance(1000.0, 10)
 
