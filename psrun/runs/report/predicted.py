@@ -32,6 +32,8 @@ _SLOW = "cluster.slow_workers"
 _REPLICAS = "cluster.replicas_per_worker"
 _LIKE = "cluster.like"
 _MOST_KEYS = 3  # that say why runs have no prediction
+_FAR = 1.1  # times more or less than predicted
+ITSELF = "itself"
 _MOST_ROWS = 20  # of the table in a terminal
 
 SPARE = ("waiting", "predicted waiting", "staleness", "predicted staleness", "like")  # that a terminal hides first
@@ -226,9 +228,11 @@ def _measured(run: Run) -> dict[str, float | None]:
     steps = as_number(as_mapping(run.result.get("steps")).get("applied"))
     seconds = as_number(virtual.get("time_s"))
     rate = as_number((virtual or run.result).get("steps_per_s"))
-    if virtual and seconds and steps and _is_of_one_process(run):
+    if virtual and seconds and steps:
         rate = steps / seconds  # of all epochs
-    if not virtual and rate and steps and _is_of_one_process(run):
+    if not _is_of_one_process(run):
+        seconds = None
+    elif not virtual and rate and steps:
         seconds = steps / rate
     staleness = as_number(as_mapping(run.result.get("staleness")).get("mean"))
     return {"steps_per_s": rate, "staleness": staleness, "waiting": _waiting(run, seconds)}
@@ -244,7 +248,7 @@ def _waiting(run: Run, seconds: float | None) -> float | None:
     """The part of the time in which workers waited for their next execution; None if it is not known.
 
     Args:
-      seconds: in which the workers trained, since the chief started.
+      seconds: in which the workers trained, since the chief started; None if that is not known.
     """
     waited_s = as_mapping(as_mapping(run.result.get("consistency")).get("waited_s"))
     if not waited_s or not seconds:
@@ -272,23 +276,32 @@ def _record(pair: Pair) -> dict[str, Any]:
 
 
 def shown(predictions: Predictions, most: int | None = _MOST_ROWS) -> tuple[list[rows.Row], list[str], list[str]]:
-    """Rows and columns for people, and the lines below the table. Runs in virtual time are in a line.
+    """Rows and columns for people, and the lines below the table. Runs in virtual time that came as predicted have a
+    line together.
 
     Args:
       most: of the rows; None for all.
     """
-    real = [pair for pair in predictions.pairs if not pair.is_virtual]
-    made = [_row(pair) for pair in real[:most]]
+    alone = [pair for pair in predictions.pairs if not _came_as_predicted_in_virtual_time(pair)]
+    made = [_row(pair) for pair in alone[:most]]
     columns = ["run", "predicted by", "like"]
     for name in _NAMES:
         columns += [f"predicted {_TITLES[name]}", _TITLES[name]]
     columns.insert(columns.index(_TITLES["steps_per_s"]) + 1, "ratio")
     columns = [column for column in columns if any(row.get(column) is not None for row in made)]
-    return made, columns, [*_notes(real, len(made)), *_lines(predictions)]
+    return made, columns, [*_notes(alone, len(made)), *_lines(predictions)]
+
+
+def _came_as_predicted_in_virtual_time(pair: Pair) -> bool:
+    rate = pair.values.get("steps_per_s")
+    if not pair.is_virtual or rate is None or rate.ratio is None:
+        return pair.is_virtual
+    return 1 / _FAR <= rate.ratio <= _FAR
 
 
 def _row(pair: Pair) -> rows.Row:
-    row: rows.Row = {"run": pair.run.name, "predicted by": pair.source.name, "like": pair.like}
+    source = ITSELF if pair.is_virtual else pair.source.name
+    row: rows.Row = {"run": pair.run.name, "predicted by": source, "like": pair.like}
     for name, value in pair.values.items():
         row[f"predicted {_TITLES[name]}"] = value.predicted
         row[_TITLES[name]] = value.measured
@@ -297,14 +310,16 @@ def _row(pair: Pair) -> rows.Row:
     return row
 
 
-def _notes(real: Sequence[Pair], num_shown: int) -> Iterator[str]:
+def _notes(pairs: Sequence[Pair], num_shown: int) -> Iterator[str]:
     """What the columns of the table are."""
-    if num_shown < len(real):
-        yield f"and {len(real) - num_shown:,} more (--json has all)"
-    if not real:
+    if num_shown < len(pairs):
+        yield f"and {len(pairs) - num_shown:,} more (--json has all)"
+    if not pairs:
         return
     yield "ratio: predicted steps/s divided by measured; waiting: the part of the time in which workers wait"
-    if any(pair.like is not None for pair in real):
+    if any(pair.is_virtual for pair in pairs):
+        yield f"{ITSELF}: a run in virtual time that is not as predicted; tasks that are lost may be the reason"
+    if any(pair.like is not None and not pair.is_virtual for pair in pairs):
         yield "like: the run whose measured step time the prediction uses; its own row is no test"
 
 

@@ -93,8 +93,8 @@ def test_each_prediction_of_a_run_is_named_and_a_virtual_run_has_its_own(tmp_pat
 
 RESUMED = {
     "one process": ({}, 10.0, 0.1, 12.5, 0.05),
-    "a resumed run": ({"config": {"resume": "runs/a", "trainer": CUSTOM_LOOP}}, 10.0, None, 11.0, 0.05),
-    "repeated steps": ({"steps": {"applied": 200, "repeated": 9}}, 10.0, None, 11.0, 0.05),
+    "a resumed run": ({"config": {"resume": "runs/a", "trainer": CUSTOM_LOOP}}, 10.0, None, 12.5, None),
+    "repeated steps": ({"steps": {"applied": 200, "repeated": 9}}, 10.0, None, 12.5, None),
 }
 
 
@@ -132,10 +132,11 @@ def test_the_report_shows_predictions_below_the_runs_and_in_its_json(tmp_path, r
     a_virtual_run(folder / "virtual")
     text = report(folder)
     _, below = text.split("\n\nPredicted and measured\n")
-    head, first, second, *notes = below.splitlines()
+    head, first, second, third, *notes = below.splitlines()
     assert head.split()[:4] == ["run", "predicted", "by", "like"]
     assert first.split() == ["real", "plan", "runs/one", "12", "10", "1.2", "0.5", "0.76", "0.1", "0.1"]
     assert second.split() == ["real", "virtual", "runs/one", "8", "10", "0.8", "0.5", "0.76", "0.1", "0.1"]
+    assert third.split() == ["virtual", "itself", "runs/one", "8", "12.5", "0.64", "0.5", "0.76", "0.1", "0.05"]
     assert "1 virtual run: predicted steps/s are 0.64 times those in virtual time" in notes
     assert "without a prediction: run other: plan differs in trainer.epochs" in notes
     by_name = {row["run"]: row for row in json.loads(report(folder, "--json", "-"))}
