@@ -1,0 +1,312 @@
+"""The tables of docs/explanation/literature.md, from the runs of experiments/literature_*.yaml.
+
+    python benchmarks/literature.py [FOLDER] [--only PATTERN ...] [--write PAGE]
+
+FOLDER (runs/literature) has a folder for each experiment, such as FOLDER/momentum, as the commands in the experiment files
+make them. Each number is a mean over the seeds with its standard deviation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from measured import is_chosen, write_between
+
+REACHED = 0.03  # val_loss, of which the steps and the virtual time are measured; the least possible one is 0.01
+DIVERGED = 1.0  # a loss above the variance of the labels
+
+
+@dataclass(frozen=True)
+class Point:
+    """An evaluation, after an epoch.
+
+    Attributes:
+      time_s: virtual.
+      metrics: of the evaluation.
+    """
+
+    step: int
+    time_s: float
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run was told, and what it found.
+
+    Attributes:
+      metrics: the last ones; without any where the loss became nan.
+    """
+
+    config: dict[str, Any]
+    metrics: dict[str, float]
+    points: Sequence[Point]
+    result: dict[str, Any]
+
+    @classmethod
+    def of(cls, folder: Path) -> Run:
+        result = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        config = yaml.load((folder / "config.yaml").read_text(encoding="utf-8"), yaml.CSafeLoader)
+        if result["status"] != "completed":
+            return cls(config, {}, [], result)
+        points = []
+        time_s = 0.0
+        for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
+            event = json.loads(line)
+            if event["event"] == "epoch":
+                time_s = event.get("virtual", {}).get("time_s", 0.0)
+            elif event["event"] == "evaluation":
+                points.append(Point(event["step"], time_s, event["metrics"]))
+        return cls(config, result["metrics"], points, result)
+
+    def metric(self, name: str) -> float:
+        """The last value; infinity where the loss became nan."""
+        return self.metrics.get(name, math.inf)
+
+    @property
+    def arm(self) -> str:
+        """The mode, with the option that the experiments vary."""
+        mode = self.config["consistency"]
+        for key in ("staleness", "max_delay", "backup_workers"):
+            if mode.get(key):
+                return f"{mode['kind']}, `{key}={mode[key]}`"
+        if mode["kind"] == "hybrid" and mode["dense"] != "gba":
+            return f"hybrid, `dense={mode['dense']}`"
+        return mode["kind"]
+
+    def reaches(self, loss: float, what: Callable[[Point], float]) -> float:
+        """The step, or the time, of a validation loss: between two evaluations, the line between them."""
+        before = None
+        for point in self.points:
+            if point.metrics["loss"] <= loss:
+                if before is None:
+                    return what(point)
+                part = (before.metrics["loss"] - loss) / (before.metrics["loss"] - point.metrics["loss"])
+                return what(before) + part * (what(point) - what(before))
+            before = point
+        return math.inf
+
+
+def runs_below(folder: Path) -> list[Run]:
+    """All runs of a folder, by the name of theirs."""
+    return [Run.of(path.parent) for path in sorted(folder.glob("**/run.json"))]
+
+
+def chosen(runs: Sequence[Run], **given: Any) -> list[Run]:
+    """The runs with these values of keys, in which `__` stands for a dot."""
+    found = []
+    for run in runs:
+        values = {key: _value(run.config, key.split("__")) for key in given}
+        if values == given:
+            found.append(run)
+    return found
+
+
+def _value(config: Any, names: Sequence[str]) -> Any:
+    return functools.reduce(lambda inner, name: inner[name], names, config)
+
+
+def different(runs: Sequence[Run], key: str) -> list[Any]:
+    """The values that a key has, in order."""
+    values = []
+    for run in runs:
+        value = _value(run.config, key.split("__"))
+        if value not in values:
+            values.append(value)
+    return sorted(values)
+
+
+def spread(values: Sequence[float], digits: int) -> str:
+    """Mean and standard deviation."""
+    finite = [each for each in values if math.isfinite(each)]
+    if not values:
+        return ""
+    if not finite:
+        return "-"
+    if len(finite) < len(values):
+        return f"{statistics.mean(finite):,.{digits}f} ({len(finite)} of {len(values)})"
+    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
+    return f"{statistics.mean(values):,.{digits}f} ± {deviation:,.{digits}f}"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
+
+
+# -- the tables
+
+
+def momentum(runs: Sequence[Run]) -> str:
+    """The training loss by rate, workers and momentum."""
+    momenta = different(runs, "optimizer__momentum")
+    rows = []
+    for rate in different(runs, "optimizer__learning_rate"):
+        for workers in different(runs, "cluster__num_workers"):
+            cells = []
+            for each in momenta:
+                there = chosen(
+                    runs, cluster__num_workers=workers, optimizer__momentum=each, optimizer__learning_rate=rate
+                )
+                cells.append([run.metric("loss") for run in there])
+            rows.append([rate, workers, *marked(cells)])
+    return table(["`learning_rate`", "workers", *(f"momentum {each}" for each in momenta)], rows)
+
+
+def marked(cells: Sequence[Sequence[float]]) -> list[str]:
+    """The losses of a row, of which the least mean is in bold."""
+    means = [statistics.mean(each) for each in cells]
+    texts = []
+    for mean, values in zip(means, cells):
+        if max(values) > DIVERGED:
+            texts.append("diverged")
+        elif mean == min(means):
+            texts.append(f"**{spread(values, 3)}**")
+        else:
+            texts.append(spread(values, 3))
+    return texts
+
+
+def sparsity(runs: Sequence[Run]) -> str:
+    """The validation loss by users and workers, and what late updates add to it."""
+    rows = []
+    workers = different(runs, "cluster__num_workers")
+    for path in sorted(different(runs, "data__path"), key=lambda each: int(Path(each).stem)):
+        there = chosen(runs, data__path=path)
+        alone = {run.config["seed"]: run.metric("val_loss") for run in chosen(there, cluster__num_workers=1)}
+        cells = []
+        for count in workers[1:]:
+            late = chosen(there, cluster__num_workers=count)
+            cells.append(spread([run.metric("val_loss") - alone[run.config["seed"]] for run in late], 3))
+        rates = different(there, "optimizer__learning_rate")
+        rows.append([Path(path).stem, *rates, spread(list(alone.values()), 3), *cells])
+    more = [f"{count} workers: more by" for count in workers[1:]]
+    return table(["users, items", "`learning_rate`", "1 worker: `val_loss`", *more], rows)
+
+
+def depth(runs: Sequence[Run]) -> str:
+    """By layers and rates, how much longer the loss takes that a run without delay has after half of its steps."""
+    delays = different(runs, "cluster__mean_delay")
+    rows = []
+    for rate in different(runs, "optimizer__learning_rate"):
+        for units in sorted(different(runs, "model__hidden_units"), key=len):
+            there = chosen(runs, model__hidden_units=units, optimizer__learning_rate=rate)
+            half = {}
+            for run in chosen(there, cluster__mean_delay=0):
+                middle = run.points[len(run.points) // 2 - 1]
+                half[run.config["seed"]] = min(point.metrics["loss"] for point in run.points if point.step <= middle.step)
+            cells = []
+            for delay in delays[1:]:
+                ratios = []
+                for run in chosen(there, cluster__mean_delay=delay):
+                    loss = half[run.config["seed"]]
+                    (alone,) = chosen(there, cluster__mean_delay=0, seed=run.config["seed"])
+                    ratios.append(run.reaches(loss, _step) / alone.reaches(loss, _step))
+                cells.append(spread(ratios, 2))
+            rows.append([rate, len(units), spread(list(half.values()), 4), *cells])
+    return table(
+        ["`learning_rate`", "hidden layers", "loss to reach", *(f"mean delay {each}" for each in delays[1:])], rows
+    )
+
+
+def _step(point: Point) -> float:
+    return point.step
+
+
+def _time_s(point: Point) -> float:
+    return point.time_s
+
+
+def in_time(runs: Sequence[Run]) -> str:
+    """By mode: rate, waits, and the gradients and the virtual seconds until a loss."""
+    rows = []
+    arms: dict[str, list[Run]] = {}
+    for run in runs:
+        arms.setdefault(run.arm, []).append(run)
+    for arm, there in arms.items():
+        config = there[0].config
+        last = [run.points[-1] if run.points else None for run in there]
+        per_step = 1 if config["consistency"]["kind"] in ("async", "ssp", "bounded_delay") else _gradients(config)
+        rates, waits, gradients, seconds = [], [], [], []
+        for run, point in zip(there, last):
+            if point is None:
+                continue
+            workers = run.config["cluster"]["num_workers"]
+            rates.append(point.step * per_step / point.time_s)
+            waited = sum(run.result["consistency"]["waited_s"].values())
+            waits.append(100 * waited / workers / point.time_s)
+            gradients.append(run.reaches(REACHED, _step) * per_step)
+            seconds.append(run.reaches(REACHED, _time_s))
+        ages = [run.result["staleness"]["mean"] for run in there if "staleness" in run.result]
+        rates_of = f"{config['optimizer']['learning_rate']}, {config['optimizer']['momentum']}"
+        losses = spread([run.metric("val_loss") for run in there], 4)
+        rows.append(
+            [arm, rates_of, spread(rates, 1), spread(waits, 0), spread(ages, 1), spread(gradients, 0),
+             spread(seconds, 1), losses]
+        )  # fmt: skip
+    return table(
+        ["`consistency=`", "rate, momentum", "gradients/s", "waits, %", "staleness", f"gradients to {REACHED}",
+         f"seconds to {REACHED}", "last `val_loss`"],
+        rows,
+    )  # fmt: skip
+
+
+def _gradients(config: dict[str, Any]) -> int:
+    """Of an update."""
+    return config["cluster"]["num_workers"] - config["consistency"].get("backup_workers", 0)
+
+
+def hybrid(runs: Sequence[Run]) -> str:
+    """By mode and rate: the AUC after a pass and at the end, and examples per virtual second."""
+    rows = []
+    arms: dict[tuple[str, float], list[Run]] = {}
+    for run in runs:
+        arms.setdefault((run.arm, run.config["optimizer"]["learning_rate"]), []).append(run)
+    for (arm, rate), there in arms.items():
+        rates = [run.result["virtual"]["examples_per_s"] for run in there]
+        first = [run.points[0].metrics["auc"] for run in there]
+        last = [run.points[-1].metrics["auc"] for run in there]
+        ages = [run.result["staleness"]["mean"] for run in there]
+        rows.append([arm, rate, spread(rates, 0), spread(ages, 1), spread(first, 4), spread(last, 4)])
+    return table(
+        ["`consistency=`", "`learning_rate`", "examples/s", "staleness", "`val_auc`, pass 1", "pass 4"], rows
+    )
+
+
+TABLES: dict[str, Callable[[Sequence[Run]], str]] = {
+    "momentum": momentum,
+    "sparsity": sparsity,
+    "ssp": in_time,
+    "depth": depth,
+    "bounded_delay": in_time,
+    "backup": in_time,
+    "hybrid": hybrid,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, nargs="?", default=Path("runs/literature"))
+    parser.add_argument("--only", nargs="*", default=["*"], help="tables, such as 'ssp' or 'b*'")
+    parser.add_argument("--write", type=Path, metavar="PAGE", help="write the tables between their marks")
+    options = parser.parse_args()
+    for name, made in TABLES.items():
+        if not is_chosen(name, options.only) or not (options.folder / name).is_dir():
+            continue
+        text = made(runs_below(options.folder / name))
+        print(f"{name}\n\n{text}\n")
+        if options.write is not None:
+            write_between(options.write, name, text)
+
+
+if __name__ == "__main__":
+    main()
