@@ -2,8 +2,8 @@
 
     python benchmarks/literature.py [FOLDER] [--only PATTERN ...] [--write PAGE]
 
-FOLDER (runs/literature) has a folder for each experiment, such as FOLDER/momentum, as the commands in the experiment files
-make them. Each number is a mean over the seeds with its standard deviation.
+FOLDER (runs/literature) has a folder for each experiment, such as FOLDER/momentum, as the commands in the experiment
+files make them. Each number is a mean over the seeds with its standard deviation.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 
 import yaml
 from measured import is_chosen, write_between
+from rich.console import Console
 
 REACHED = 0.03  # val_loss, of which the steps and the virtual time are measured; the least possible one is 0.01
 DIVERGED = 1.0  # a loss above the variance of the labels
@@ -96,9 +97,15 @@ class Run:
         return math.inf
 
 
-def runs_below(folder: Path) -> list[Run]:
-    """All runs of a folder, by the name of theirs."""
-    return [Run.of(path.parent) for path in sorted(folder.glob("**/run.json"))]
+def runs_of(folder: Path, patterns: Sequence[str]) -> list[Run]:
+    """The runs of some sweeps, in the order of the patterns of their folders, and of their jobs."""
+    found = []
+    for pattern in patterns:
+        for sweep in sorted(folder.glob(pattern)):
+            jobs = [path.parent for path in sweep.glob("**/run.json")]
+            jobs.sort(key=lambda job: (len(job.parts), job.parent, int(job.name)))
+            found += [Run.of(job) for job in jobs]
+    return found
 
 
 def chosen(runs: Sequence[Run], **given: Any) -> list[Run]:
@@ -203,7 +210,9 @@ def depth(runs: Sequence[Run]) -> str:
             half = {}
             for run in chosen(there, cluster__mean_delay=0):
                 middle = run.points[len(run.points) // 2 - 1]
-                half[run.config["seed"]] = min(point.metrics["loss"] for point in run.points if point.step <= middle.step)
+                half[run.config["seed"]] = min(
+                    point.metrics["loss"] for point in run.points if point.step <= middle.step
+                )
             cells = []
             for delay in delays[1:]:
                 ratios = []
@@ -229,10 +238,11 @@ def _time_s(point: Point) -> float:
 def in_time(runs: Sequence[Run]) -> str:
     """By mode: rate, waits, and the gradients and the virtual seconds until a loss."""
     rows = []
-    arms: dict[str, list[Run]] = {}
+    arms: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
-        arms.setdefault(run.arm, []).append(run)
-    for arm, there in arms.items():
+        optimizer = run.config["optimizer"]
+        arms.setdefault((run.arm, f"{optimizer['learning_rate']}, {optimizer['momentum']}"), []).append(run)
+    for (arm, rate), there in arms.items():
         config = there[0].config
         last = [run.points[-1] if run.points else None for run in there]
         per_step = 1 if config["consistency"]["kind"] in ("async", "ssp", "bounded_delay") else _gradients(config)
@@ -247,10 +257,9 @@ def in_time(runs: Sequence[Run]) -> str:
             gradients.append(run.reaches(REACHED, _step) * per_step)
             seconds.append(run.reaches(REACHED, _time_s))
         ages = [run.result["staleness"]["mean"] for run in there if "staleness" in run.result]
-        rates_of = f"{config['optimizer']['learning_rate']}, {config['optimizer']['momentum']}"
         losses = spread([run.metric("val_loss") for run in there], 4)
         rows.append(
-            [arm, rates_of, spread(rates, 1), spread(waits, 0), spread(ages, 1), spread(gradients, 0),
+            [arm, rate, spread(rates, 1), spread(waits, 0), spread(ages, 1), spread(gradients, 0),
              spread(seconds, 1), losses]
         )  # fmt: skip
     return table(
@@ -277,19 +286,27 @@ def hybrid(runs: Sequence[Run]) -> str:
         last = [run.points[-1].metrics["auc"] for run in there]
         ages = [run.result["staleness"]["mean"] for run in there]
         rows.append([arm, rate, spread(rates, 0), spread(ages, 1), spread(first, 4), spread(last, 4)])
-    return table(
-        ["`consistency=`", "`learning_rate`", "examples/s", "staleness", "`val_auc`, pass 1", "pass 4"], rows
-    )
+    return table(["`consistency=`", "`learning_rate`", "examples/s", "staleness", "`val_auc`, pass 1", "pass 4"], rows)
 
 
-TABLES: dict[str, Callable[[Sequence[Run]], str]] = {
-    "momentum": momentum,
-    "sparsity": sparsity,
-    "ssp": in_time,
-    "depth": depth,
-    "bounded_delay": in_time,
-    "backup": in_time,
-    "hybrid": hybrid,
+@dataclass(frozen=True)
+class Table:
+    """A table, and the folders of its runs in the order of its rows."""
+
+    made: Callable[[Sequence[Run]], str]
+    folders: Sequence[str]
+
+
+SYNC = "ssp/sync"
+ASYNC = "ssp/async"
+TABLES = {
+    "momentum": Table(momentum, ["momentum"]),
+    "sparsity": Table(sparsity, ["sparsity"]),
+    "ssp": Table(in_time, [SYNC, "ssp/ssp*", "ssp/async*"]),
+    "depth": Table(depth, ["depth"]),
+    "bounded_delay": Table(in_time, ["bounded_delay", ASYNC]),
+    "backup": Table(in_time, [SYNC, "backup", ASYNC]),
+    "hybrid": Table(hybrid, ["hybrid"]),
 }
 
 
@@ -299,11 +316,15 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=["*"], help="tables, such as 'ssp' or 'b*'")
     parser.add_argument("--write", type=Path, metavar="PAGE", help="write the tables between their marks")
     options = parser.parse_args()
-    for name, made in TABLES.items():
-        if not is_chosen(name, options.only) or not (options.folder / name).is_dir():
+    console = Console(highlight=False, width=240, soft_wrap=True)
+    for name, each in TABLES.items():
+        if not is_chosen(name, options.only):
             continue
-        text = made(runs_below(options.folder / name))
-        print(f"{name}\n\n{text}\n")
+        runs = runs_of(options.folder, each.folders)
+        if not runs:
+            continue
+        text = each.made(runs)
+        console.print(f"{name}\n\n{text}\n", markup=False)
         if options.write is not None:
             write_between(options.write, name, text)
 

@@ -73,6 +73,7 @@ _EXPLANATION = [
     {"How a run works": "explanation/design.md"},
     {"What faults cost": "explanation/faults.md"},
     {"Measurements": "explanation/measurements.md"},
+    {"What the literature says": "explanation/literature.md"},
     {"Growth": "explanation/growth.md"},
     {"TensorFlow and tf-keras": "explanation/tensorflow.md"},
     {"Contributing": "contributing.md"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from pathlib import Path
 
 import pytest
 import yaml
@@ -26,6 +27,14 @@ def data_of_experiments(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
+def write_ratings(folder: Path) -> None:
+    """The tables of the experiment `literature_sparsity`, shorter; docs/explanation/literature.md writes them."""
+    folder.mkdir()
+    for size in (32, 256, 1024):
+        rows = [f"u{row % 20},i{row % 7},{row % 5}.5" for row in range(100)]
+        (folder / f"{size}.csv").write_text("\n".join(["user,item,rating", *rows]))
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", sorted(EXPERIMENTS.keys() - SWEEPS - {"smoke", "fault_drill", *LEARNING}))
 def test_every_other_experiment_trains(train, data_of_experiments, name):
@@ -38,6 +47,7 @@ def test_every_other_experiment_trains(train, data_of_experiments, name):
 def test_every_value_of_an_experiment_that_is_a_sweep_is_valid(tmp_path, monkeypatch, name):
     """And the experiment of real processes, whose model trains in another one."""
     synthesis.write(tmp_path / "criteo-synthetic", synthesis.Recipe(100, 100, num_values=20), num_files=1)
+    write_ratings(tmp_path / "ratings")
     monkeypatch.chdir(tmp_path)
     params = yaml.safe_load(EXPERIMENTS[name]).get("hydra", {}).get("sweeper", {}).get("params", {})
     given = OverridesParser.create().parse_overrides([f"{key}={values}" for key, values in params.items()])
