@@ -566,16 +566,19 @@ def _missing_files(data: Mapping[str, Any]) -> Iterator[Problem]:
         if not isinstance(path, str) or path == schema.MISSING or "://" in path:
             continue
         key = f"data.{name}"
-        made_by = advice.command_that_makes(path)
-        remedy = f"; to make it: {made_by}" if made_by else ""
         local = str(Path(path).expanduser())
         if Path(local).exists():  # its name may look like a pattern
             continue
-        if not any(mark in path for mark in "*?["):
+        is_pattern = any(mark in path for mark in "*?[")
+        if is_pattern and next(glob.iglob(local), None) is not None:
+            continue
+        made_by = advice.command_that_makes(path)  # reads all experiments
+        remedy = f"; to make it: {made_by}" if made_by else ""
+        if is_pattern:
+            yield Problem(key, f"no file matches {path!r} (current folder: {Path.cwd()}){remedy}")
+        else:
             guess = remedy or f".{schema.file_meant(local)}"
             yield Problem(key, f"{path!r} does not exist (current folder: {Path.cwd()}){guess}".removesuffix("."))
-        elif next(glob.iglob(local), None) is None:
-            yield Problem(key, f"no file matches {path!r} (current folder: {Path.cwd()}){remedy}")
 
 
 def _label_vocabulary(value: Any, problems: list[Problem]) -> Any:
