@@ -133,16 +133,16 @@ def different(runs: Sequence[Run], key: str) -> list[Any]:
 
 
 def spread(values: Sequence[float], digits: int) -> str:
-    """Mean and standard deviation."""
+    """Mean and standard deviation, of those that are finite."""
     finite = [each for each in values if math.isfinite(each)]
-    if not values:
-        return ""
     if not finite:
         return "-"
+    text = f"{statistics.mean(finite):,.{digits}f}"
+    if len(finite) > 1:
+        text += f" ± {statistics.stdev(finite):,.{digits}f}"
     if len(finite) < len(values):
-        return f"{statistics.mean(finite):,.{digits}f} ({len(finite)} of {len(values)})"
-    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
-    return f"{statistics.mean(values):,.{digits}f} ± {deviation:,.{digits}f}"
+        text += f" ({len(finite)} of {len(values)})"
+    return text
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
@@ -244,29 +244,34 @@ def in_time(runs: Sequence[Run]) -> str:
         arms.setdefault((run.arm, f"{optimizer['learning_rate']}, {optimizer['momentum']}"), []).append(run)
     for (arm, rate), there in arms.items():
         config = there[0].config
-        last = [run.points[-1] if run.points else None for run in there]
         per_step = 1 if config["consistency"]["kind"] in ("async", "ssp", "bounded_delay") else _gradients(config)
-        rates, waits, gradients, seconds = [], [], [], []
-        for run, point in zip(there, last):
-            if point is None:
-                continue
-            workers = run.config["cluster"]["num_workers"]
-            rates.append(point.step * per_step / point.time_s)
-            waited = sum(run.result["consistency"]["waited_s"].values())
-            waits.append(100 * waited / workers / point.time_s)
-            gradients.append(run.reaches(REACHED, _step) * per_step)
-            seconds.append(run.reaches(REACHED, _time_s))
-        ages = [run.result["staleness"]["mean"] for run in there if "staleness" in run.result]
-        losses = spread([run.metric("val_loss") for run in there], 4)
+        alive = [run for run in there if run.points]
+        gradients = [run.reaches(REACHED, _step) * per_step for run in there]
+        seconds = [run.reaches(REACHED, _time_s) for run in there]
+        losses = [run.metric("val_loss") for run in there]
         rows.append(
-            [arm, rate, spread(rates, 1), spread(waits, 0), spread(ages, 1), spread(gradients, 0),
-             spread(seconds, 1), losses]
-        )  # fmt: skip
+            [
+                arm,
+                rate,
+                spread([run.points[-1].step * per_step / run.points[-1].time_s for run in alive], 1),
+                spread([_waited(run) for run in alive], 0),
+                spread([run.result["staleness"]["mean"] for run in alive], 1),
+                spread(gradients, 0),
+                spread(seconds, 1),
+                spread([each if each < DIVERGED else math.inf for each in losses], 4),
+            ]
+        )
     return table(
         ["`consistency=`", "rate, momentum", "gradients/s", "waits, %", "staleness", f"gradients to {REACHED}",
          f"seconds to {REACHED}", "last `val_loss`"],
         rows,
     )  # fmt: skip
+
+
+def _waited(run: Run) -> float:
+    """The share of the time, in percent, in which workers waited for their next round."""
+    waited_s = sum(run.result["consistency"]["waited_s"].values())
+    return 100 * waited_s / run.config["cluster"]["num_workers"] / run.points[-1].time_s
 
 
 def _gradients(config: dict[str, Any]) -> int:
@@ -286,7 +291,7 @@ def hybrid(runs: Sequence[Run]) -> str:
         last = [run.points[-1].metrics["auc"] for run in there]
         ages = [run.result["staleness"]["mean"] for run in there]
         rows.append([arm, rate, spread(rates, 0), spread(ages, 1), spread(first, 4), spread(last, 4)])
-    return table(["`consistency=`", "`learning_rate`", "examples/s", "staleness", "`val_auc`, pass 1", "pass 4"], rows)
+    return table(["`consistency=`", "`learning_rate`", "examples/s", "staleness", "`val_auc`: pass 1", "pass 2"], rows)
 
 
 @dataclass(frozen=True)
@@ -302,10 +307,10 @@ ASYNC = "ssp/async"
 TABLES = {
     "momentum": Table(momentum, ["momentum"]),
     "sparsity": Table(sparsity, ["sparsity"]),
-    "ssp": Table(in_time, [SYNC, "ssp/ssp*", "ssp/async*"]),
+    "ssp": Table(in_time, [SYNC, "ssp/sync_same", "ssp/ssp1", "ssp/ssp", "ssp/ssp_same", "ssp/async*"]),
     "depth": Table(depth, ["depth"]),
     "bounded_delay": Table(in_time, ["bounded_delay", ASYNC]),
-    "backup": Table(in_time, [SYNC, "backup", ASYNC]),
+    "backup": Table(in_time, [SYNC, "backup/backup[124]", ASYNC, "ssp/sync_same", "backup/backup_same*"]),
     "hybrid": Table(hybrid, ["hybrid"]),
 }
 
