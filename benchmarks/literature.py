@@ -98,14 +98,14 @@ class Run:
 
 
 def runs_of(folder: Path, patterns: Sequence[str]) -> list[Run]:
-    """The runs of some sweeps, in the order of the patterns of their folders, and of their jobs."""
+    """The runs of some sweeps that have ended, in the order of the patterns of their folders, and of their jobs."""
     found = []
     for pattern in patterns:
         for sweep in sorted(folder.glob(pattern)):
             jobs = [path.parent for path in sweep.glob("**/run.json")]
             jobs.sort(key=lambda job: (len(job.parts), job.parent, int(job.name)))
             found += [Run.of(job) for job in jobs]
-    return found
+    return [run for run in found if run.result["status"] in ("completed", "failed")]
 
 
 def chosen(runs: Sequence[Run], **given: Any) -> list[Run]:
@@ -286,10 +286,11 @@ def hybrid(runs: Sequence[Run]) -> str:
     for run in runs:
         arms.setdefault((run.arm, run.config["optimizer"]["learning_rate"]), []).append(run)
     for (arm, rate), there in arms.items():
-        rates = [run.result["virtual"]["examples_per_s"] for run in there]
-        first = [run.points[0].metrics["auc"] for run in there]
-        last = [run.points[-1].metrics["auc"] for run in there]
-        ages = [run.result["staleness"]["mean"] for run in there]
+        alive = [run for run in there if run.points]
+        rates = [run.result["virtual"]["examples_per_s"] for run in alive]
+        first = [run.points[0].metrics["auc"] for run in alive]
+        last = [run.points[-1].metrics["auc"] for run in alive]
+        ages = [run.result["staleness"]["mean"] for run in alive]
         rows.append([arm, rate, spread(rates, 0), spread(ages, 1), spread(first, 4), spread(last, 4)])
     return table(["`consistency=`", "`learning_rate`", "examples/s", "staleness", "`val_auc`: pass 1", "pass 2"], rows)
 
@@ -307,7 +308,9 @@ ASYNC = "ssp/async"
 TABLES = {
     "momentum": Table(momentum, ["momentum"]),
     "sparsity": Table(sparsity, ["sparsity"]),
-    "ssp": Table(in_time, [SYNC, "ssp/sync_same", "ssp/ssp1", "ssp/ssp", "ssp/ssp_same", "ssp/async*"]),
+    "ssp": Table(
+        in_time, [SYNC, "ssp/sync_same", "ssp/sync_plain", "ssp/ssp1", "ssp/ssp", "ssp/ssp_same", "ssp/async*"]
+    ),
     "depth": Table(depth, ["depth"]),
     "bounded_delay": Table(in_time, ["bounded_delay", ASYNC]),
     "backup": Table(in_time, [SYNC, "backup/backup[124]", ASYNC, "ssp/sync_same", "backup/backup_same*"]),
