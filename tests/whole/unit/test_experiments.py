@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from plain_config import choice
 
-from psrun.config import composition, groups
+from psrun.config import advice, composition, groups
 from psrun.config.schema import MISSING
 
 
@@ -35,3 +35,15 @@ def test_the_experiment_that_is_named_has_data(tmp_path, monkeypatch, argument):
         path.parent.mkdir(exist_ok=True)
         path.touch()
     assert composition.all_problems(named) == []
+
+
+@pytest.mark.parametrize("path", ["clicks.tsv", "clicks*"])
+def test_data_that_exists_takes_no_time_to_read_experiments(tmp_path, monkeypatch, path):
+    (tmp_path / "clicks.tsv").touch()
+    monkeypatch.chdir(tmp_path)
+
+    def refuse(path: str) -> str:
+        raise AssertionError(path)
+
+    monkeypatch.setattr(advice, "command_that_makes", refuse)
+    assert composition.all_problems(["model=dlrm", f"data.path={path}"]) == []
