@@ -184,18 +184,20 @@ def marked(cells: Sequence[Sequence[float]]) -> list[str]:
 
 
 def sparsity(runs: Sequence[Run]) -> str:
-    """The validation loss by users and workers, and what late updates add to it."""
+    """The validation loss by users and rate, and what late updates add to it."""
     rows = []
     workers = different(runs, "cluster__num_workers")
-    for path in sorted(different(runs, "data__path"), key=lambda each: int(Path(each).stem)):
-        there = chosen(runs, data__path=path)
+    arms: dict[tuple[int, float], list[Run]] = {}
+    for run in runs:
+        size = int(Path(run.config["data"]["path"]).stem)
+        arms.setdefault((size, run.config["optimizer"]["learning_rate"]), []).append(run)
+    for (size, rate), there in sorted(arms.items()):
         alone = {run.config["seed"]: run.metric("val_loss") for run in chosen(there, cluster__num_workers=1)}
         cells = []
         for count in workers[1:]:
             late = chosen(there, cluster__num_workers=count)
             cells.append(spread([run.metric("val_loss") - alone[run.config["seed"]] for run in late], 3))
-        rates = different(there, "optimizer__learning_rate")
-        rows.append([Path(path).stem, *rates, spread(list(alone.values()), 3), *cells])
+        rows.append([f"{size:,}", rate, spread(list(alone.values()), 3), *cells])
     more = [f"{count} workers: more by" for count in workers[1:]]
     return table(["users, items", "`learning_rate`", "1 worker: `val_loss`", *more], rows)
 
