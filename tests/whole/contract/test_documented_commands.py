@@ -86,6 +86,10 @@ def folder(tmp_path, monkeypatch):
         (tmp_path / name).write_bytes(gzip.compress(text.getvalue().encode()))
     for name in ("train.csv", "eval.csv", "clicks.csv", "new.csv"):
         (tmp_path / name).write_text(text.getvalue())
+    (tmp_path / "ratings").mkdir()
+    ratings = "".join(f"u{n % 20},i{n % 7},{n % 5}.5\n" for n in range(100))
+    for size in (32, 256, 1024):
+        (tmp_path / "ratings" / f"{size}.csv").write_text(f"user,item,rating\n{ratings}")
     (tmp_path / "shop.csv").write_text("user,item,time\nu1,i1,1\nu1,i2,2\n")
     monkeypatch.setattr(sweep_state, "BETWEEN_JOBS_S", 0.0)  # `a_sweep` writes no sweep.json
     monkeypatch.chdir(tmp_path)
