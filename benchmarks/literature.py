@@ -74,6 +74,13 @@ class Run:
         return self.metrics.get(name, math.inf)
 
     @property
+    def late_loss(self) -> float:
+        """The mean validation loss of the last five evaluations; infinity for a run that diverged."""
+        losses = [point.metrics["loss"] for point in self.points[-5:]]
+        mean = statistics.mean(losses) if losses else math.inf
+        return mean if mean < DIVERGED else math.inf
+
+    @property
     def arm(self) -> str:
         """The mode, with the option that the experiments vary."""
         mode = self.config["consistency"]
@@ -203,30 +210,20 @@ def sparsity(runs: Sequence[Run]) -> str:
 
 
 def depth(runs: Sequence[Run]) -> str:
-    """By layers and rates, how much longer the loss takes that a run without delay has after half of its steps."""
+    """By rate and layers, the loss with delays divided by the loss without."""
     delays = different(runs, "cluster__mean_delay")
     rows = []
     for rate in different(runs, "optimizer__learning_rate"):
         for units in sorted(different(runs, "model__hidden_units"), key=len):
             there = chosen(runs, model__hidden_units=units, optimizer__learning_rate=rate)
-            half = {}
-            for run in chosen(there, cluster__mean_delay=0):
-                middle = run.points[len(run.points) // 2 - 1]
-                half[run.config["seed"]] = min(
-                    point.metrics["loss"] for point in run.points if point.step <= middle.step
-                )
+            alone = {run.config["seed"]: run.late_loss for run in chosen(there, cluster__mean_delay=0)}
             cells = []
             for delay in delays[1:]:
-                ratios = []
-                for run in chosen(there, cluster__mean_delay=delay):
-                    loss = half[run.config["seed"]]
-                    (alone,) = chosen(there, cluster__mean_delay=0, seed=run.config["seed"])
-                    ratios.append(run.reaches(loss, _step) / alone.reaches(loss, _step))
-                cells.append(spread(ratios, 2))
-            rows.append([rate, len(units), spread(list(half.values()), 4), *cells])
-    return table(
-        ["`learning_rate`", "hidden layers", "loss to reach", *(f"mean delay {each}" for each in delays[1:])], rows
-    )
+                late = chosen(there, cluster__mean_delay=delay)
+                cells.append(spread([run.late_loss / alone[run.config["seed"]] for run in late], 2))
+            rows.append([rate, len(units), spread(list(alone.values()), 3), *cells])
+    more = [f"mean delay {each}: divided by it" for each in delays[1:]]
+    return table(["`learning_rate`", "hidden layers", "no delay: `val_loss`", *more], rows)
 
 
 def _step(point: Point) -> float:
