@@ -3,10 +3,10 @@
     python benchmarks/virtual.py [--recorded N ...] [--workers N ...] [--only PATTERN ...] [--rounds N] [--json FILE]
                                  [--write PAGE]
 
-In each mode, real clusters of few workers are recorded. From what is measured there, `cluster=virtual` predicts
-clusters of more workers, which are then run: servers inside one process, whose steps mostly sleep, so that a machine of
-two cores can have eight of them. All workers are equally fast, or one takes five times as long. In a round, each
-prediction and its real run have the same seed, and follow each other.
+In each mode, real clusters of few workers are recorded. From what is measured there, and the seconds that steps are to
+sleep, `cluster=virtual` predicts clusters of more workers, which are then run: servers inside one process, whose steps
+mostly sleep, so that a machine of two cores can have eight of them. All workers are equally fast, or one takes five
+times as long. In a round, each prediction and its real run have the same seed, and follow each other.
 """
 
 from __future__ import annotations
@@ -113,13 +113,13 @@ def keys_of(mode: str, workers: int, seed: int) -> list[str]:
 
 
 def recorded(trainings: Trainings, mode: str, workers: int) -> Path:
-    """The folder of a run on few real workers."""
-    return trainings.run(*keys_of(mode, workers, 1), f"cluster.slow_workers={sleeping(workers, has_slow=False)}")
+    """The folder of a run on few real workers, whose steps do not sleep."""
+    return trainings.run(*keys_of(mode, workers, 1), "cluster.slow_workers=null")
 
 
 def predicted(trainings: Trainings, like: Path, mode: str, workers: int, seed: int, *, has_slow: bool) -> Found:
-    """What is predicted from a recorded run, whose steps slept as those of a fast worker."""
-    slow = f"cluster.slow_workers={{0: {SLOW_S}}}" if has_slow else "cluster.slow_workers=null"
+    """What is predicted from a recorded run and the seconds that steps sleep."""
+    slow = f"cluster.slow_workers={sleeping(workers, has_slow=has_slow)}"
     run = trainings.run("cluster=virtual", *keys_of(mode, workers, seed), slow, f"cluster.like={like}")
     return Found.of(result_of(run))
 
@@ -184,7 +184,7 @@ def main() -> None:
 
 def _parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--recorded", type=int, nargs="+", default=(1, 2, 3), help="workers of the recorded clusters")
+    parser.add_argument("--recorded", type=int, nargs="+", default=(1,), help="workers of the recorded clusters")
     parser.add_argument("--workers", type=int, nargs="+", default=(4, 8))
     parser.add_argument("--only", default=["*"], nargs="+", metavar="PATTERN", help="only modes of such names")
     parser.add_argument("--rounds", type=int, default=3)

@@ -205,7 +205,8 @@ class StepTime:
       compute_s: from then until the last gradient.
       other_s: the rest: workers wait for the chief or at joins, or are lost.
       bottleneck: the name of the longest of these.
-      deviation: the standard deviation of `input_s` and `compute_s` together, as a multiple of their mean.
+      deviation: the standard deviation of the seconds of a step up to its last gradient, as a multiple of `input_s` and
+        `compute_s` together.
     """
 
     input_s: float
@@ -220,11 +221,11 @@ def step_time(measured: Sequence[float], step_s: float) -> StepTime | None:
     """The mean times of a step; None if nothing was measured.
 
     Args:
-      measured: number of measured steps; their total seconds of input, traffic and computing; and the total of the
-        squared seconds of input and computing together.
+      measured: number of measured steps; their total seconds of input, traffic and computing; and the totals of their
+        seconds up to the last gradient, and of the squares of these.
       step_s: mean seconds from one step to the next on a worker.
     """
-    steps, *seconds, squared = measured
+    steps, *seconds, whole, squared = measured
     if not steps or not step_s:
         return None
     input_s, traffic_s, compute_s = (value / steps for value in seconds)
@@ -232,7 +233,7 @@ def step_time(measured: Sequence[float], step_s: float) -> StepTime | None:
     times = {"input": input_s, "traffic": traffic_s, "compute": compute_s, "other": other_s}
     bottleneck = max(times, key=lambda name: times[name])
     worked_s = input_s + compute_s
-    variance = max(0.0, squared / steps - worked_s**2)
+    variance = max(0.0, squared / steps - (whole / steps) ** 2)
     deviation = math.sqrt(variance) / worked_s if worked_s else 0.0
     return StepTime(input_s, traffic_s, compute_s, other_s, bottleneck, deviation)
 
@@ -253,7 +254,7 @@ class StepProfiler(Stage):
         # Without real workers nothing is measured.
         device = None if program.distribution.coordinator is None else placement.server_device(0)
         with tf.device(device):
-            self._sums: Any = tf.Variable(tf.zeros([5], tf.float64), trainable=False)
+            self._sums: Any = tf.Variable(tf.zeros([6], tf.float64), trainable=False)
         largest: dict[str, Any] = {}
         for variable in remote(program.network.trainable_variables):
             current = largest.setdefault(variable.device, variable)
@@ -280,7 +281,7 @@ class StepProfiler(Stage):
 
     def begin(self, inputs: Inputs) -> None:
         """Carries the time of the previous step's gradients, and `measured` of `step_time`."""
-        self.carried = tf.concat([tf.timestamp()[tf.newaxis], tf.zeros([5], tf.float64)], 0)
+        self.carried = tf.concat([tf.timestamp()[tf.newaxis], tf.zeros([6], tf.float64)], 0)
 
     def unrolled(self, num_steps: int) -> contextlib.AbstractContextManager[None]:
         self._servers = _Servers()
@@ -311,9 +312,8 @@ class StepProfiler(Stage):
         there = tf.maximum(batch, _when_there(parameters)) if parameters else batch
         computed = tf.maximum(there, _when_there(gradients)) if gradients else there
         self._num_before = len(operations())
-        input_s, compute_s = batch - before, computed - there
-        squared = tf.square(input_s + compute_s)
-        step = tf.stack([computed - before, 1.0, input_s, there - batch, compute_s, squared])
+        whole = computed - before
+        step = tf.stack([whole, 1.0, batch - before, there - batch, computed - there, whole, tf.square(whole)])
         return spent + step
 
     def end(self, inputs: Inputs) -> None:
@@ -334,7 +334,7 @@ class StepProfiler(Stage):
             rows.append(row)
         ended = _when_there(rows)
         zero = tf.zeros([], tf.float64)
-        rest = tf.stack([zero, zero, tf.maximum(ended - spent[0], zero), zero, zero])
+        rest = tf.stack([zero, zero, tf.maximum(ended - spent[0], zero), zero, zero, zero])
         self._sums.assign_add(spent[1:] + rest, read_value=False)
 
 

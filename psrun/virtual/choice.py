@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import yaml
+
 from psrun.config.choices import staleness_histogram
 from psrun.config.clusters import PLACEMENT_RULES, ClusterChoice, ClusterRun
 from psrun.config.schema import at_least, one_of
@@ -83,12 +85,17 @@ class Virtual(ClusterChoice):
 
     @property
     def _step_time(self) -> dict[str, Any]:
-        """The mean times of a step of `like`. Raises ValueError without them."""
+        """The mean times of a step of `like`. Raises ValueError without them, or if steps were slowed on purpose."""
+        assert self.like is not None
         step_time = self._recorded.get("step_time")
         if not isinstance(step_time, dict):
             raise ValueError(
                 f"names {self.like}, which has no step_time; only steps on real workers are measured: "
                 "record a run with cluster=local cluster.num_workers=1"
+            )
+        if _has_slow_workers(self.like):
+            raise ValueError(
+                f"names {self.like}, whose cluster.slow_workers slowed steps on purpose: record one without"
             )
         return step_time
 
@@ -255,6 +262,17 @@ class Virtual(ClusterChoice):
         except ValueError as error:
             problems.append(Problem(f"cluster.{key}", str(error)))
         return problems
+
+
+def _has_slow_workers(run: str) -> bool:
+    """Whether the configuration of a run slows steps down, which its times do not tell from messages."""
+    path = Path(run).expanduser()
+    folder = path if path.is_dir() else path.parent
+    try:
+        config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+        return bool(config["cluster"]["slow_workers"])
+    except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError):  # beside a run.json of somebody's own
+        return False
 
 
 def _recorded(run: str) -> dict[str, Any]:

@@ -27,7 +27,10 @@ from psrun.virtual.simulation import (
 from psrun.virtual.times import Losses, StepSeconds
 
 _SEEDS = 5
-_ROUNDS = 40  # steps of each worker that are simulated
+_ROUNDS = 40  # steps of each worker that are simulated, with few workers
+_LEAST_ROUNDS = 10  # with many
+_GRADIENTS = 40_000  # of all workers; these are many
+_CLOSURES = 4  # of each worker
 _STEPS_WITH_LOSSES = 20_000  # of all workers, if workers are lost, which is rare
 _MOST_LOSSES = 7.0  # of parameter servers between two checkpoints, if they were lost as often as is expected
 
@@ -126,13 +129,8 @@ def predicted(run: RunConfig, traffic: Sequence[tuple[int, int]]) -> Prediction:
     found: dict[str, list[float]] = {}
     per_update = run.consistency.gradients_per_update(virtual.num_workers)
     num_steps = run.trainer.num_epochs * run.trainer.num_steps
-    length = steps_of_a_closure(virtual, run)
+    enough = _enough_steps(virtual, per_update, steps_of_a_closure(virtual, run))
     for seed in range(run.seed, run.seed + _SEEDS):
-        enough = -(-_ROUNDS * virtual.num_workers // per_update)
-        if length > 1:
-            enough = max(enough, 4 * length * virtual.num_workers)
-        if virtual.worker_mtbf_s is not None:
-            enough = max(enough, _STEPS_WITH_LOSSES)
         cluster = _simulated(virtual, run, traffic, seed, min(num_steps, enough))
         counted = sum(cluster.counts.staleness.values(), Counter())
         rate = _with_server_losses(virtual, run, counted.total() / cluster.now_s)
@@ -150,6 +148,13 @@ def predicted(run: RunConfig, traffic: Sequence[tuple[int, int]]) -> Prediction:
         middle = statistics.median(values_by_seed)
         facts[name] = {"median": middle, "least": min(values_by_seed), "most": max(values_by_seed)}
     return Prediction(facts, [*_in_words(facts, virtual), *remarks(virtual, run)])
+
+
+def _enough_steps(virtual: Virtual, per_update: int, length: int) -> int:
+    """How many steps are simulated, in closures of a length, unless the training has fewer."""
+    gradients = max(_LEAST_ROUNDS * virtual.num_workers, min(_ROUNDS * virtual.num_workers, _GRADIENTS))
+    enough = max(-(-gradients // per_update), _CLOSURES * length * virtual.num_workers if length > 1 else 0)
+    return enough if virtual.worker_mtbf_s is None else max(enough, _STEPS_WITH_LOSSES)
 
 
 def _with_server_losses(virtual: Virtual, run: RunConfig, rate: float) -> float:

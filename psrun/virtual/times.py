@@ -14,11 +14,11 @@ _TAIL = 0.001  # of updates: their delays count as the longest delay of all othe
 
 
 class StepSeconds:
-    """The seconds in which workers compute their steps, drawn from a log-normal distribution.
+    """The seconds in which workers compute their steps: drawn from a log-normal distribution, and what makes them slow.
 
     Args:
       mean_s: of a step on a worker that is not slow.
-      deviation: the standard deviation, as a multiple of the mean of the worker; 0: all of its steps take that.
+      deviation: the standard deviation, as a multiple of that mean; 0: all steps take that.
       slow_s: seconds added to each step of a worker, by its index.
       pause_probability: of a step that takes `pause_s` longer, on any worker.
     """
@@ -47,9 +47,10 @@ class StepSeconds:
         self._random = random.Random(self._seed * _SEED_STRIDE + step)
 
     def __call__(self, worker: int) -> float:
-        seconds = self._mean_s + self._slow_s.get(worker, 0.0)
+        seconds = self._mean_s
         if self._sigma > 0:
             seconds *= self._random.lognormvariate(self._mu, self._sigma)
+        seconds += self._slow_s.get(worker, 0.0)
         if self._pause_probability > 0 and self._random.random() < self._pause_probability:
             seconds += self._pause_s
         return seconds

@@ -58,8 +58,8 @@ def test_the_time_of_the_first_batch_counts_as_time_to_the_first_step(train, mon
 
 
 def test_the_bottleneck_is_the_longest_stage():
-    assert step_time([0, 0.0, 0.0, 0.0, 0.0], 0.1) is None
-    measured = step_time([10, 0.5, 0.1, 0.2, 0.053], 0.1)
+    assert step_time([0, 0.0, 0.0, 0.0, 0.0, 0.0], 0.1) is None
+    measured = step_time([10, 0.5, 0.1, 0.2, 0.7, 0.053], 0.1)
     assert measured is not None
     assert (measured.input_s, measured.bottleneck) == (0.05, "input")
     assert measured.deviation == pytest.approx(0.02 / 0.07)  # steps of 0.05 and 0.09 s, by turns

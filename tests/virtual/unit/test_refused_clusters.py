@@ -37,6 +37,7 @@ CASES = {
     f"{TIMED} cluster.mean_delay=3": "cluster.mean_delay",
     f"{VIRTUAL} cluster.like=none": "cluster.like",
     f"{VIRTUAL} cluster.like=text": "cluster.like",
+    f"{VIRTUAL} cluster.like=slowed": "cluster.like",
     f"{VIRTUAL} cluster.like=.": "cluster.like",
     f"{TIMED} trainer=fit": "trainer",
     f"{TIMED} trainer=own_loop trainer._target_=user_code.plain": "trainer",
@@ -64,4 +65,8 @@ def test_a_virtual_cluster(arguments, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text").write_text("mean: 3")
     (tmp_path / "run.json").write_text('{"staleness": {"mean": 3}}')
+    slowed = tmp_path / "slowed"
+    slowed.mkdir()
+    (slowed / "run.json").write_text('{"step_time": {"compute_s": 1, "input_s": 1, "traffic_s": 1, "other_s": 1}}')
+    (slowed / "config.yaml").write_text("cluster: {slow_workers: {0: 0.1}}")
     refused(CASES[arguments], parse.load, plain_config(*shlex.split(arguments)))

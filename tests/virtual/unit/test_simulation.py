@@ -240,6 +240,7 @@ def test_times_have_the_mean_and_the_deviation_that_are_asked_for():
     variance = sum((value - mean) ** 2 for value in drawn) / len(drawn)
     assert variance**0.5 == pytest.approx(0.1, rel=0.05)
     assert sum(seconds(1) for _ in range(2000)) / 2000 == pytest.approx(1.2, rel=0.05)
+    assert min(seconds(1) for _ in range(2000)) > 1.0
     seconds.begin(7)
     first = [seconds(0) for _ in range(5)]
     seconds.begin(7)
