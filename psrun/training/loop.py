@@ -374,7 +374,9 @@ class TrainingRun:
         """Updates `step_time`, if steps on workers are measured. Call at the end of an epoch."""
         rate = self.clock.rate()
         if self.profiler is not None and rate:
-            self.step_time = step_time(self.profiler.measured(), self.program.distribution.num_workers / rate)
+            gradients_per_s = rate * self.program.gradients_per_update
+            step_s = self.program.distribution.num_workers / gradients_per_s
+            self.step_time = step_time(self.profiler.measured(), step_s)
 
     @property
     def has_closures(self) -> bool:

@@ -34,7 +34,7 @@ class Virtual(ClusterChoice):
       step_deviation: the standard deviation of that time, as a multiple of it; None: as measured with `like`, or 0.1.
       like: the run whose measured step time is used, or with `delay` its staleness: its folder, or its run.json.
       pause_probability: of a step that takes `pause_s` longer, on any worker.
-      latency_s: of a message, one way; None: as measured with `like`, or a usual one.
+      latency_s: of a message, one way, in the mean; None: as measured with `like`, or a usual one.
       bytes_per_s: that a parameter server sends, and that it receives.
       closure_s: seconds of the chief for an execution.
       update_s: seconds of the chief for an update of several gradients; None: as measured with `like`, or 0.002 and two
@@ -159,7 +159,16 @@ class Virtual(ClusterChoice):
             return self.message_s
         packed = self._recorded.get("steps_per_execution")
         num_steps = packed["num_steps"] if isinstance(packed, dict) else 1
-        return float(self._step_time["other_s"]) * int(num_steps)
+        return max(0.0, float(self._step_time["other_s"]) - self._waited_s) * int(num_steps)
+
+    @property
+    def _waited_s(self) -> float:
+        """Seconds for each gradient of `like` in which its worker waited for its next execution."""
+        consistency = self._recorded.get("consistency")
+        if not isinstance(consistency, dict) or not isinstance(consistency.get("waited_s"), dict):
+            return 0.0
+        num_gradients = consistency.get("gradients_applied") or self._recorded["steps"]["applied"]
+        return sum(consistency["waited_s"].values()) / num_gradients if num_gradients else 0.0
 
     def step_seconds(self, seed: int) -> StepSeconds:
         """The seconds of the steps of all workers."""
@@ -169,6 +178,7 @@ class Virtual(ClusterChoice):
             self.slow_workers,
             self.pause_probability,
             self.pause_s,
+            self.message_s,
             seed,
         )
 

@@ -45,7 +45,6 @@ def costs_of(virtual: Virtual, traffic: Sequence[tuple[int, int]]) -> Costs:
         closure_s=virtual.closure_s,
         update_s=virtual.whole_update_s,
         start_s=virtual.start_s,
-        latency_s=virtual.message_s,
         read_s=[read_bytes / virtual.bytes_per_s for read_bytes, _ in traffic],
         push_s=[pushed_bytes / virtual.bytes_per_s for _, pushed_bytes in traffic],
     )

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, Protocol
 
 from psrun.closures.rules import Dropped, Gradient, GradientRule, WorkerClocks
 from psrun.errors import TrainingError
-from psrun.virtual.times import Losses
+from psrun.virtual.times import Losses, StepSeconds
 
 _PER_WORKER = 4  # closures in flight per worker, as on a real cluster
 _MOST_SETBACKS = 1000  # returns to the same checkpoint
@@ -37,7 +37,6 @@ class Costs:
       closure_s: seconds of the chief for each closure.
       update_s: seconds of the chief for an update of several gradients, with its messages.
       start_s: seconds until a worker begins a closure that it has taken.
-      latency_s: seconds of a message, one way.
       read_s: of each parameter server, the seconds in which it sends what a step reads.
       push_s: of each parameter server, the seconds in which it receives and applies the gradients of a step.
     """
@@ -45,7 +44,6 @@ class Costs:
     closure_s: float = 0.0
     update_s: float = 0.0
     start_s: float = 0.0
-    latency_s: float = 0.0
     read_s: Sequence[float] = ()
     push_s: Sequence[float] = ()
 
@@ -237,7 +235,7 @@ class Workers:
     """The workers of a cluster, and the queue from which they take closures.
 
     Args:
-      compute_s: the seconds in which a worker computes its next step.
+      seconds: of the steps of workers.
       losses: when workers are lost; None: never.
       read: called when a worker reads the weights for a gradient, with the worker and the number of the gradient.
       arrived: called when the gradient is at the parameter servers.
@@ -254,7 +252,7 @@ class Workers:
         self,
         num_workers: int,
         rule: Rule,
-        compute_s: Callable[[int], float],
+        seconds: StepSeconds,
         costs: Costs,
         losses: Losses | None,
         *,
@@ -267,7 +265,7 @@ class Workers:
         self.num_lost = 0
         self.waited_s = dict.fromkeys(range(num_workers), 0.0)
         self._rule = rule
-        self._compute_s = compute_s
+        self._seconds = seconds
         self._costs = costs
         self._read = read
         self._arrived = arrived
@@ -362,14 +360,15 @@ class Workers:
         if run.closure.num_done == run.closure.num_steps:  # the worker that did it was lost before it said so
             self._next(run)
             return
-        self._later(self.events.now_s + self._costs.latency_s, self._read_weights, run)
+        self._later(self.events.now_s + self._seconds.message_s(), self._read_weights, run)
 
     def _read_weights(self, run: _Run) -> None:
         now_s = self.events.now_s
         run.has_read = True
         self._read(run.worker, run.number)
         there_s = _last_done_s(self._sending, now_s, self._costs.read_s)
-        pushed_s = there_s + self._costs.latency_s + self._compute_s(run.worker) + self._costs.latency_s
+        seconds = self._seconds
+        pushed_s = there_s + seconds.message_s() + seconds(run.worker) + seconds.message_s()
         self._later(pushed_s, self._push, run)
 
     def _push(self, run: _Run) -> None:
@@ -380,7 +379,7 @@ class Workers:
         self._arrived(run.worker, run.number)
         run.has_read = False
         run.closure.num_done += 1
-        self._later(self.events.now_s + self._costs.latency_s, self._next, run)
+        self._later(self.events.now_s + self._seconds.message_s(), self._next, run)
 
     def _next(self, run: _Run) -> None:
         closure = run.closure
@@ -523,7 +522,7 @@ class AsynchronousCluster(_TimedCluster):
     def __init__(
         self,
         num_workers: int,
-        compute_s: Callable[[int], float],
+        seconds: StepSeconds,
         costs: Costs,
         *,
         losses: Losses | None = None,
@@ -537,7 +536,7 @@ class AsynchronousCluster(_TimedCluster):
         self.workers = Workers(
             num_workers,
             rule,
-            compute_s,
+            seconds,
             costs,
             losses,
             read=self._read,
@@ -611,7 +610,7 @@ class QueuedCluster(_TimedCluster):
     def __init__(
         self,
         num_workers: int,
-        compute_s: Callable[[int], float],
+        seconds: StepSeconds,
         costs: Costs,
         rule: GradientRule,
         *,
@@ -625,7 +624,7 @@ class QueuedCluster(_TimedCluster):
         self.workers = Workers(
             num_workers,
             rule,
-            compute_s,
+            seconds,
             costs,
             losses,
             read=self._read,

@@ -14,13 +14,14 @@ _TAIL = 0.001  # of updates: their delays count as the longest delay of all othe
 
 
 class StepSeconds:
-    """The seconds in which workers compute their steps: drawn from a log-normal distribution, and what makes them slow.
+    """The seconds of steps, drawn: of computing from a log-normal distribution, of messages from an exponential one.
 
     Args:
       mean_s: of a step on a worker that is not slow.
       deviation: the standard deviation, as a multiple of that mean; 0: all steps take that.
       slow_s: seconds added to each step of a worker, by its index.
       pause_probability: of a step that takes `pause_s` longer, on any worker.
+      latency_s: the mean time of a message, one way.
     """
 
     def __init__(
@@ -30,12 +31,14 @@ class StepSeconds:
         slow_s: Mapping[int, float] | None = None,
         pause_probability: float = 0.0,
         pause_s: float = 0.0,
+        latency_s: float = 0.0,
         seed: int = 0,
     ) -> None:
         self._mean_s = mean_s
         self._slow_s = slow_s or {}
         self._pause_probability = pause_probability
         self._pause_s = pause_s
+        self._latency_s = latency_s
         self._seed = seed
         self._random = random.Random(seed)
         variance = math.log1p(deviation**2)
@@ -46,7 +49,12 @@ class StepSeconds:
         """Draws from a step on depend on the seed and this step only."""
         self._random = random.Random(self._seed * _SEED_STRIDE + step)
 
+    def message_s(self) -> float:
+        """The time of the next message."""
+        return self._random.expovariate(1 / self._latency_s) if self._latency_s > 0 else 0.0
+
     def __call__(self, worker: int) -> float:
+        """The time in which a worker computes its next step."""
         seconds = self._mean_s
         if self._sigma > 0:
             seconds *= self._random.lognormvariate(self._mu, self._sigma)

@@ -46,6 +46,17 @@ def longest(step_time: dict) -> str:
     return max(("input", "traffic", "compute"), key=lambda name: step_time[f"{name}_s"])
 
 
+def test_a_step_of_a_synchronous_worker_is_a_gradient(train, monkeypatch):
+    """Updates of two gradients: two workers compute one each in the time of an update."""
+    monkeypatch.setattr(measurements, "_EVERY_S", 0.0)
+    result, _ = train(
+        "model=embedding", "consistency=sync", "cluster=inprocess", "evaluation=none",
+        "trainer.steps_per_execution=1", "trainer.steps_per_epoch=60", "trainer.epochs=1", num_workers=2,
+    )  # fmt: skip
+    whole_s = sum(value for name, value in result["step_time"].items() if name.endswith("_s"))
+    assert whole_s == pytest.approx(1 / result["steps_per_s"], rel=0.2)
+
+
 @pytest.mark.thorough
 def test_the_time_of_the_first_batch_counts_as_time_to_the_first_step(train, monkeypatch):
     monkeypatch.setattr(measurements, "_EVERY_S", 0.0)

@@ -52,11 +52,22 @@ def mean_staleness(cluster):
 
 
 def test_the_steps_of_one_worker_follow_each_other():
-    costs = Costs(closure_s=0.0, start_s=0.01, latency_s=0.01, read_s=[0.02], push_s=[0.03])
+    costs = Costs(closure_s=0.0, start_s=0.01, read_s=[0.02], push_s=[0.03])
     cluster = asynchronous(1, 10, StepSeconds(0.1), costs, length=10)
-    # A step sends four messages.
-    assert cluster.now_s == pytest.approx(0.01 + 10 * (4 * 0.01 + 0.02 + 0.03 + 0.1))
+    assert cluster.now_s == pytest.approx(0.01 + 10 * (0.02 + 0.03 + 0.1))
     assert cluster.counts.staleness == {0: {0: 10}}
+
+
+def test_a_step_sends_four_messages():
+    cluster = asynchronous(1, 4000, StepSeconds(0.1, latency_s=0.05), length=4000)
+    assert cluster.now_s == pytest.approx(4000 * (0.1 + 4 * 0.05), rel=0.03)
+
+
+def test_messages_bring_workers_out_of_step():
+    together = asynchronous(8, 800, StepSeconds(0.1))
+    apart = asynchronous(8, 800, StepSeconds(0.1, latency_s=0.001))
+    assert mean_staleness(together) == pytest.approx(3.5)  # all read, then all push
+    assert mean_staleness(apart) == pytest.approx(7, rel=0.1)
 
 
 def test_workers_wait_for_the_chief_at_the_begin_of_each_epoch_and_not_between_them():
@@ -138,8 +149,8 @@ MODES = {
 
 
 def run(mode, seed, num_workers=8, steps=60, losses=None):
-    seconds = StepSeconds(0.1, 1.0, {3: 0.4}, 0.1, 0.7, seed)
-    costs = Costs(closure_s=0.001, update_s=0.01, latency_s=0.002, read_s=[0.003, 0.001], push_s=[0.004, 0.001])
+    seconds = StepSeconds(0.1, 1.0, {3: 0.4}, 0.1, 0.7, 0.002, seed)
+    costs = Costs(closure_s=0.001, update_s=0.01, read_s=[0.003, 0.001], push_s=[0.004, 0.001])
     options = MODES[mode] | {"losses": losses}
     if "most" in options:
         return queued(num_workers, steps, seconds, costs, **options)
