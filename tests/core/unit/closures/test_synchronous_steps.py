@@ -66,7 +66,7 @@ class Closures:
         self._queued.clear()
         return self._rule.take()
 
-    def applied(self) -> None:
+    def applied(self, seconds: float) -> None:
         self._rule.applied()
 
 

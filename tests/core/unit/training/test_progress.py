@@ -100,7 +100,8 @@ def test_a_resumed_training_has_not_begun_until_it_has_applied_a_step() -> None:
     shown: list[bool] = []
     reporter = SimpleNamespace(progress=lambda each: shown.append(each.has_begun))
     trainer = SimpleNamespace(num_epochs=5)
-    program = SimpleNamespace(config=SimpleNamespace(trainer=trainer), examples_per_step=8)
+    config = SimpleNamespace(trainer=trainer, cluster=SimpleNamespace(played_by=""))
+    program = SimpleNamespace(config=config, examples_per_step=8)
     monitor = progress.ProgressMonitor(program, reporter, first_step=200, planned=500)
     for step in (200, 201):
         monitor._report(step, None)
@@ -110,7 +111,8 @@ def test_a_resumed_training_has_not_begun_until_it_has_applied_a_step() -> None:
 def test_metrics_are_of_the_last_complete_epoch_and_the_last_evaluation() -> None:
     shown: list[progress.Progress] = []
     trainer = SimpleNamespace(num_epochs=5)
-    program = SimpleNamespace(config=SimpleNamespace(trainer=trainer), examples_per_step=8, own_step=None)
+    config = SimpleNamespace(trainer=trainer, cluster=SimpleNamespace(played_by=""))
+    program = SimpleNamespace(config=config, examples_per_step=8, own_step=None)
     monitor = progress.ProgressMonitor(program, SimpleNamespace(progress=shown.append), first_step=0, planned=500)
     monitor.epoch_begins(1)
     assert (monitor.metrics, monitor.running_loss) == ({}, None)
