@@ -48,7 +48,7 @@ def test_no_worker_computes_a_gradient_that_was_dropped_before_it_took_it():
                 None, lambda gradient: closures.schedule_gradient(None, (gradient.number,), gradient), together=True
             )
             late += closures.next_update().late
-            closures.applied()
+            closures.applied(seconds=0.0)
         never = {number for number, was_taken in late if not was_taken}
         assert len(never) == 19  # worker 0 takes one
         assert not never & {number for _, number in executed}
@@ -72,7 +72,7 @@ def test_an_update_has_its_gradients_while_workers_are_lost():
         for _ in range(10):
             closures.deal(None, lambda gradient: closures.schedule_gradient(None, (0,), gradient), together=False)
             assert len(closures.next_update().numbers) == 2
-            closures.applied()
+            closures.applied(seconds=0.0)
     finally:
         lost.set()
         closures.drop()
@@ -126,7 +126,7 @@ def test_each_gradient_is_in_one_update_and_each_worker_computes_some(executed, 
     for left in range(num_updates, 0, -1):
         closures.deal(left, schedule, together=False)
         applied += closures.next_update().numbers
-        closures.applied()
+        closures.applied(seconds=0.0)
     closures.drop()
     closures.join()
     assert len(applied) == len(set(applied)) == num_updates * in_update
