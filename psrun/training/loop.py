@@ -474,6 +474,6 @@ def steps_on_workers(
         on_packed=run.packed,
     )
     steps = closures.steps(kind)
-    if prediction := closures.prediction():
+    if program.config.cluster.played_by and (prediction := closures.prediction()):
         run.folder.emit("prediction", **prediction)
     return steps
