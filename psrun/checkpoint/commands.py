@@ -1,4 +1,4 @@
-"""`psrun checkpoint inspect|verify|diff`: content and health of checkpoints, without a cluster."""
+"""`psrun checkpoint inspect|verify|diff|export`: content and health of checkpoints, without a cluster."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.progress import track
 from rich.table import Table
 
 from psrun import process
-from psrun.checkpoint.storage import PREFIX, Manifest, Store, described
+from psrun.checkpoint.storage import EXPORT_FORMATS, PREFIX, Manifest, Store, described
 from psrun.errors import ConfigError, ExitCode
 from psrun.results import run_state
 
@@ -28,7 +28,7 @@ def main(arguments: list[str]) -> ExitCode:
       SystemExit: from argparse, for --help and for invalid arguments.
     """
     parser = argparse.ArgumentParser(prog="psrun checkpoint", description=__doc__.partition(": ")[2])
-    subcommands = parser.add_subparsers(dest="subcommand", required=True, metavar="inspect|verify|diff")
+    subcommands = parser.add_subparsers(dest="subcommand", required=True, metavar="inspect|verify|diff|export")
     for name, text, function in (
         ("inspect", "list checkpoints, or the variables, shards and bytes of one", _inspect),
         (
@@ -37,15 +37,22 @@ def main(arguments: list[str]) -> ExitCode:
             _verify,
         ),
         ("diff", "compare two checkpoints value by value; exit code 1 if they differ", _diff),
+        ("export", "write tables, slots and weights for other frameworks, without TensorFlow", _export),
     ):
         part = subcommands.add_parser(name, help=text, description=text)
         part.set_defaults(function=function)
         for argument in ("path", "other") if name == "diff" else ("path",):
             part.add_argument(argument, type=Path, help=_PATH)
+        if name == "export":
+            part.add_argument("--to", type=Path, required=True, metavar="FOLDER", help="the folder to write, a new one")
+            part.add_argument("--format", choices=EXPORT_FORMATS, default=EXPORT_FORMATS[0], help="of the files")
     options = vars(parser.parse_args(arguments))
     function = options.pop("function")
-    paths = [run_state.find_named(str(path)) or path for key, path in options.items() if key != "subcommand"]
-    return function(Console(highlight=False), *paths)
+    for name in ("path", "other"):
+        if name in options:
+            options[name] = run_state.find_named(str(options[name])) or options[name]
+    del options["subcommand"]
+    return function(Console(highlight=False), **options)
 
 
 def find(path: Path) -> tuple[Store, int | None]:
@@ -117,6 +124,15 @@ def _diff(console: Console, path: Path, other: Path) -> ExitCode:
         console.print(table)
     console.print(f"{same} of {len(rows)} variables are bitwise equal")
     return ExitCode.DONE if same == len(rows) else ExitCode.FAILED
+
+
+def _export(console: Console, path: Path, to: Path, format: str) -> ExitCode:
+    exchange = importlib.import_module("psrun.checkpoint.exchange")  # only this command needs pyarrow
+    store, step = find(path)
+    about = exchange.export(store, store.steps()[0] if step is None else step, to, format)
+    num_tables = len(about["tables"])
+    console.print(f"{to}: {num_tables} tables and {exchange.ABOUT}, of step {about['step']}", soft_wrap=True)
+    return ExitCode.DONE
 
 
 def _overview(store: Store, damages: dict[int, str | None]) -> Table:

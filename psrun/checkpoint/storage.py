@@ -37,6 +37,7 @@ _BEST = "best.json"
 _FILE = re.compile(rf"{PREFIX}-(?P<step>\d+)(?P<rest>[._].*)")
 _DATA = re.compile(r"\.data-(?P<index>\d+)-of-(?P<count>\d+)")
 _MANIFEST_SUFFIX = ".manifest.json"
+EXPORT_FORMATS = ("safetensors", "npz", "parquet")
 LATEST = "latest"
 BEST_ONE = "best"
 _ALONE_WITHIN_S = 5.0
