@@ -1,9 +1,11 @@
 """Reads the values of a checkpoint in slices, without TensorFlow.
 
-TensorFlow reads the whole stored part of a value for each slice of it, so that a table needs as much memory as its
-largest shard (2.21). Here a slice is read where it lies in the file. A checkpoint is a `TensorBundle`: its `.index`
-is a sorted table as LevelDB has it, not compressed, of one `BundleEntryProto` for each value and each slice of one
-(tensorflow/core/util/tensor_bundle/tensor_bundle.h, tensorflow/core/protobuf/tensor_bundle.proto).
+TensorFlow reads a whole shard for each slice of it (2.21): a table needs the memory of its largest shard. Here only the
+slice is read.
+
+The format is TensorFlow's `TensorBundle` (tensorflow/core/util/tensor_bundle/tensor_bundle.h). The file `.index` is a
+LevelDB table without compression. It has a `BundleEntryProto` (tensorflow/core/protobuf/tensor_bundle.proto) for each
+value, and for each slice of a value that is stored in slices. The files `.data-*` have the values.
 """
 
 from __future__ import annotations
@@ -124,8 +126,8 @@ class Bundle:
             begin = max(first, part.start[0])
             end = min(first + count, part.start[0] + part.length[0])
             if begin < end:
-                shape = (end - begin, *row_shape)
-                found[begin - first : end - first] = self._read(stored, part, begin - part.start[0], shape)
+                held = self._read(stored, part, begin - part.start[0], (end - begin, *row_shape))
+                found[begin - first : end - first] = held
                 num_found += end - begin
         if num_found != count:
             raise ValueError(f"{key} has {num_found} of the rows {first} to {first + count}")
@@ -231,10 +233,10 @@ def _shape(fields: dict[int, list[Any]]) -> tuple[int, ...]:
 
 
 def _slice_of(key: bytes) -> tuple[str, list[tuple[int, int]]]:
-    """The key of a value, and start and length of a slice along each axis; a length of -1 is the whole axis.
+    """Reads the key of a slice: the key of its value, and along each axis its start and its length.
 
-    As `EncodeTensorNameSlice` writes it (tensorflow/core/util/saved_tensor_slice_util.cc): a zero, the name and its
-    end, the number of axes, and two numbers for each.
+    A length of -1 is the whole axis. `EncodeTensorNameSlice` writes a zero, the key of the value with its end, the
+    number of axes, and start and length along each axis (tensorflow/core/util/saved_tensor_slice_util.cc).
     """
     name, _, rest = key[1:].partition(b"\0\1")
     place = 1 + rest[0]
@@ -246,7 +248,10 @@ def _slice_of(key: bytes) -> tuple[str, list[tuple[int, int]]]:
 
 
 def _signed(data: bytes, place: int) -> tuple[int, int]:
-    """A number in the order-preserving code of OrderedCode: its first byte begins with as many ones as it has bytes."""
+    """Reads a number, and returns it with the place behind it.
+
+    The code is TensorFlow's `OrderedCode`. The first byte begins with as many ones as the number has bytes.
+    """
     first = data[place]
     if first == 0x7F:
         return -1, place + 1

@@ -7,7 +7,6 @@ of all other values; and `psrun-checkpoint.json`, which describes them.
 from __future__ import annotations
 
 import json
-import math
 import os
 import shutil
 import struct
@@ -15,7 +14,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import pyarrow
@@ -48,18 +47,26 @@ class Tensor:
 
     bundle: Bundle
     key: str
-    dtype: str
     shape: tuple[int, ...]
 
     @property
+    def dtype(self) -> str:
+        return self.bundle.values[self.key].dtype
+
+    @property
     def num_bytes(self) -> int:
-        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+        return self.bundle.values[self.key].num_bytes
+
+    def write(self, file: IO[bytes]) -> None:
+        """Writes all values in order."""
+        for piece in self._pieces():
+            file.write(np.ascontiguousarray(piece).data)
 
     def piece(self, first: int, count: int) -> np.ndarray:
         """Some rows."""
         return self.bundle.rows(self.key, first, count).reshape(count, *self.shape[1:])
 
-    def pieces(self) -> Iterator[np.ndarray]:
+    def _pieces(self) -> Iterator[np.ndarray]:
         """All values in order, in pieces of bounded size."""
         if not self.shape:
             yield self.bundle.whole(self.key)
@@ -111,8 +118,9 @@ def _write(manifest: Manifest, bundle: Bundle, folder: Path, form: str) -> dict[
     about |= {"position": asdict(manifest.position), "optimizer": contents.optimizer}
     about |= {"learning_rate": manifest.learning_rate, "tables": {}}
     for table, names in tables.items():
-        tensors = {name: _tensor(bundle, contents.keys[variable], is_slot=name != ROWS)
-                   for name, variable in names.items()}  # fmt: skip
+        tensors = {}
+        for name, variable in names.items():
+            tensors[name] = _tensor(bundle, contents.keys[variable], is_slot=name != ROWS)
         file = f"{_TABLES}/{table.replace('/', '.')}.{form}"
         _WRITERS[form](folder / file, tensors)
         about["tables"][table] = {"file": file, **_described(tensors)}
@@ -151,7 +159,7 @@ def _tensor(bundle: Bundle, key: str, *, is_slot: bool = False) -> Tensor:
     if not stored.dtype:
         raise ValueError(f"{key} has values of a type that NumPy does not have")
     is_by_row = is_slot and len(stored.shape) == 2 and stored.shape[1] == 1
-    return Tensor(bundle, key, stored.dtype, stored.shape[:1] if is_by_row else stored.shape)
+    return Tensor(bundle, key, stored.shape[:1] if is_by_row else stored.shape)
 
 
 def _described(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -173,8 +181,7 @@ def _write_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     with path.open("wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
         for tensor in tensors.values():
-            for piece in tensor.pieces():
-                file.write(np.ascontiguousarray(piece).data)
+            tensor.write(file)
 
 
 def _write_npz(path: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -183,8 +190,7 @@ def _write_npz(path: Path, tensors: Mapping[str, Tensor]) -> None:
             with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
                 described = {"descr": np.dtype(tensor.dtype).str, "fortran_order": False, "shape": tensor.shape}
                 np.lib.format.write_array_header_2_0(file, described)
-                for piece in tensor.pieces():
-                    file.write(np.ascontiguousarray(piece).data)
+                tensor.write(file)
 
 
 def _write_parquet(path: Path, tensors: Mapping[str, Tensor]) -> None:

@@ -14,7 +14,8 @@ from psrun.config.choices import staleness_histogram
 from psrun.config.clusters import PLACEMENT_RULES, ClusterChoice, ClusterRun
 from psrun.config.schema import at_least, one_of
 from psrun.errors import Problem
-from psrun.virtual.times import DELAYS, DrawnDelays, Losses, StepSeconds, delay_probabilities
+from psrun.virtual.losses import Losses
+from psrun.virtual.times import DELAYS, DrawnDelays, StepSeconds, delay_probabilities
 
 _MOST = 1e6  # seconds, or updates; infinity is no time of a step
 _LEAST = 0.001  # seconds between losses

@@ -15,16 +15,15 @@ from psrun.config.run_config import RunConfig
 from psrun.config.schema import AUTO
 from psrun.errors import ConfigError, Problem
 from psrun.virtual.choice import Virtual
+from psrun.virtual.losses import Losses, Saves, ServerLosses
 from psrun.virtual.simulation import (
     AsynchronousCluster,
     Cluster,
     Costs,
     DelayedCluster,
     QueuedCluster,
-    Saves,
-    ServerLosses,
 )
-from psrun.virtual.times import Losses, StepSeconds
+from psrun.virtual.times import StepSeconds
 
 _SEEDS = 5
 _ROUNDS = 40  # steps of each worker that are simulated, with few workers

@@ -26,6 +26,7 @@ from psrun.optimizers import sparse
 from psrun.program.compiled_model import Program
 from psrun.virtual import prediction
 from psrun.virtual.choice import Virtual
+from psrun.virtual.losses import ServerLosses
 from psrun.virtual.simulation import (
     CHIEF,
     Action,
@@ -36,7 +37,6 @@ from psrun.virtual.simulation import (
     Discarded,
     Lost,
     Read,
-    ServerLosses,
 )
 from psrun.virtual.times import StepSeconds
 

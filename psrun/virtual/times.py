@@ -64,24 +64,6 @@ class StepSeconds:
         return seconds
 
 
-class Losses:
-    """When tasks are lost: each at a constant rate, also just after it was lost the last time.
-
-    Args:
-      mean_s: the mean time between two losses of a task.
-      back_s: seconds until a lost task is back.
-    """
-
-    def __init__(self, mean_s: float, back_s: float, seed: str) -> None:
-        self.back_s = back_s
-        self._mean_s = mean_s
-        self._random = random.Random(seed)
-
-    def next_s(self, num_tasks: int = 1) -> float:
-        """Seconds until the next loss of one of some tasks."""
-        return self._random.expovariate(num_tasks / self._mean_s)
-
-
 class DrawnDelays:
     """The delays of updates, in updates: each depends on the seed and its number only.
 

@@ -8,10 +8,8 @@ from pathlib import Path
 import pytest
 from recorded_runs import CUSTOM_LOOP, a_plan, a_real_run, a_virtual_run
 
-from psrun.errors import ExitCode
 from psrun.results.events import Event
 from psrun.runs.report import page, predicted, runs
-from psrun.runs.report.commands import main
 
 
 def predictions(folder: Path) -> predicted.Predictions:
@@ -110,18 +108,6 @@ def test_the_numbers_are_of_the_same_steps(tmp_path, case):
     assert real["staleness"].measured == 0.76
     assert real["waiting"].measured == waiting
     assert (virtual["steps_per_s"].measured, virtual["waiting"].measured) == (virtual_rate, virtual_waiting)
-
-
-@pytest.fixture
-def report(capfd):
-    """Runs `psrun report` in this process; returns what it prints."""
-
-    def run(*arguments: object) -> str:
-        capfd.readouterr()
-        assert main([str(argument) for argument in arguments]) == ExitCode.DONE
-        return capfd.readouterr().out
-
-    return run
 
 
 def test_the_report_shows_predictions_below_the_runs_and_in_its_json(tmp_path, report):

@@ -22,25 +22,13 @@ import yaml
 from recorded_runs import a_run, a_sweep
 from rich.console import Console
 
-from psrun.errors import ExitCode, PsrunError
+from psrun.errors import PsrunError
 from psrun.results import run_state
 from psrun.results.run_folder import RunFolder
 from psrun.runs.report import rows, runs
 from psrun.runs.report.commands import main
 from psrun.runs.report.table import headings
 from psrun.runs.watch import sweep as watching
-
-
-@pytest.fixture
-def report(capfd):
-    """Runs `psrun report` in this process; returns what it prints."""
-
-    def run(*arguments: object) -> str:
-        capfd.readouterr()
-        assert main([str(argument) for argument in arguments]) == ExitCode.DONE
-        return capfd.readouterr().out
-
-    return run
 
 
 def words_by_line(text: str) -> list[list[str]]:

@@ -9,6 +9,7 @@ import pytest
 
 from psrun.closures.rules import GradientRule
 from psrun.errors import TrainingError
+from psrun.virtual.losses import Losses, Saves, ServerLosses
 from psrun.virtual.simulation import (
     CHIEF,
     Applied,
@@ -20,10 +21,8 @@ from psrun.virtual.simulation import (
     Lost,
     QueuedCluster,
     Read,
-    Saves,
-    ServerLosses,
 )
-from psrun.virtual.times import Losses, StepSeconds
+from psrun.virtual.times import StepSeconds
 
 FREE = Costs()
 
