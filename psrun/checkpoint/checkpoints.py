@@ -15,7 +15,7 @@ import re
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,9 +33,10 @@ from psrun.files import is_pattern
 from psrun.models.model import Model
 from psrun.program import build, embeddings
 from psrun.program.compiled_model import Program, check_monitored_metric
+from psrun.results.events import LEARNING_RATES
 from psrun.tf_internals import checkpoints, messages, names
 from psrun.tf_internals.checkpoints import VALUE_SUFFIX, TableView, point_to, values_in_checkpoint
-from psrun.tf_internals.keras import layers_within
+from psrun.tf_internals.keras import layers_within, parts_of
 from psrun.tf_internals.strategies import shards_of, variables_of
 
 _LINK_NAME = "checkpoint"
@@ -183,13 +184,14 @@ class LogicalCheckpoint:
         """
         return self._named.saving()
 
-    def restore(self, prefix: str, contents: Contents) -> None:
+    def restore(self, prefix: str, contents: Contents, without: Collection[str] = ()) -> None:
         """Gives the variables the values of a checkpoint, whatever the layout that it was written in.
 
         A learning rate that the checkpoint lacks, where it has a schedule, stays as it is.
 
         Args:
           contents: of the checkpoint.
+          without: the names of values that stay as they are.
 
         Raises:
           AssertionError, KeyError: it lacks a value.
@@ -197,19 +199,21 @@ class LogicalCheckpoint:
           tf.errors.OpError: it cannot be read.
         """
         with literal(prefix) as path:
-            self._restore(path, contents)
+            self._restore(path, contents, without)
 
-    def _restore(self, prefix: str, contents: Contents) -> None:
+    def _restore(self, prefix: str, contents: Contents, without: Collection[str]) -> None:
         # TensorFlow's way, by the places of objects, also finds what has no name; it does not know the tables in slots.
         there = contents.keys
         own = self.keys
         moved = [name for name, key in own.items() if there.get(name) != key and not _RATE.fullmatch(name)]
-        if not self._stacked and not moved:
+        if not self._stacked and not moved and not without:
             self._restore_objects(prefix, there)
             return
         holders = {}
         missing = []
         for name, value in self._values.items():
+            if name in without:
+                continue
             if name in there:
                 holders[there[name]] = value.holder
             elif not self._is_optional(name):
@@ -300,6 +304,7 @@ class Checkpoints:
         self._checkpoint = checkpoint
         self._contents = contents
         self._saving = saving
+        self._optimizers = parts_of(program.optimizer)
 
     @property
     def held_bytes(self) -> dict[str, int]:
@@ -322,8 +327,8 @@ class Checkpoints:
           tf.errors.OpError: a task was lost.
         """
         config_sha256 = storage.digest(self._program.config.raw)
-        rate = learning_rate(self._program)
-        new_manifest = Manifest(step, position, self._contents, config_sha256, "", learning_rate=rate)
+        rates = learning_rates(self._program)
+        new_manifest = Manifest(step, position, self._contents, config_sha256, "", **rates)
         self._saving.stage(copies=copies)
         return functools.partial(self._save, new_manifest)
 
@@ -377,8 +382,12 @@ class Checkpoints:
         if checkpoint is not None:
             path = store.prefix(checkpoint.step)
             checkpoint.contents.check(path, self._contents)
+            anew = checkpoint.contents.slots_anew(self._contents)
+            if anew and isinstance(self._optimizers[-1], tf_keras.optimizers.Ftrl):
+                message = f"would lose the tables of {path}: FTRL computes a row from its slots, which start anew"
+                raise ConfigError([Problem("table_optimizer", f"{message}; choose another one, or start a new run")])
             try:
-                self._checkpoint.restore(path, checkpoint.contents)
+                self._checkpoint.restore(path, checkpoint.contents, without=anew)
             except (tf.errors.NotFoundError, tf.errors.DataLossError, tf.errors.OutOfRangeError) as error:
                 raise CheckpointError(
                     f"the chief can read {path}, but another task cannot ({error}); mount the same run folder in all "
@@ -387,10 +396,14 @@ class Checkpoints:
             except (AssertionError, KeyError) as error:
                 message = f"does not match the checkpoint {path}: {str(error).splitlines()[0]}"
                 raise ConfigError([Problem("optimizer", message)]) from error
-            configured = learning_rate(self._program)
-            if configured not in (None, checkpoint.learning_rate):
-                # Keras keeps it in a variable, which was just restored; the current configuration takes precedence.
-                self._program.optimizer.learning_rate = configured
+            for optimizer, (name, configured) in zip(self._optimizers, learning_rates(self._program).items()):
+                if configured not in (None, getattr(checkpoint, name)):
+                    # Keras keeps it in a variable, which was just restored; the current configuration takes precedence.
+                    optimizer.learning_rate = configured
+            if anew:
+                was, now = checkpoint.contents.optimizers, self._contents.optimizers
+                text = f"the optimizer is {now}, but the checkpoint {path} has {was}: the slots of tables start anew"
+                self._warn(f"{text}, those of dense weights and the step go on")
         return checkpoint
 
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> bool:
@@ -409,28 +422,40 @@ class Checkpoints:
             raise CheckpointError(f"the best checkpoint could not be recorded: {error}") from error
 
 
-def learning_rate(program: Program) -> float | None:
-    """The configured learning rate; None for a schedule, which has no variable, or for the optimizer's default."""
-    configured = program.config.optimizer.options.get("learning_rate")
-    return float(configured) if isinstance(configured, int | float) else None
+def learning_rates(program: Program) -> dict[str, Any]:
+    """The configured learning rates of `parts_of` the optimizer, as a `Manifest` has them.
+
+    None for a schedule, which has no variable, or for the default of the optimizer.
+    """
+    rates: dict[str, Any] = {}
+    for name, target in zip(LEARNING_RATES, program.config.optimizers):
+        configured = target.options.get("learning_rate")
+        rates[name] = float(configured) if isinstance(configured, int | float) else None
+    return rates
 
 
 def contents(program: Program, keys: Mapping[str, str]) -> Contents:
     """The content of checkpoints of the program, with its keys."""
     placed = [each for each in build.placement_of(program) if each.kind in ("model", "optimizer")]
-    return contents_of(type(program.optimizer).__name__, placed, keys, program.model)
+    others: dict[str, Any] = {}
+    optimizer = type(program.optimizer).__name__
+    if program.config.table_optimizer is not None:
+        optimizer, others["table_optimizer"] = (type(part).__name__ for part in parts_of(program.optimizer))
+        others["tables"] = embeddings.table_names(program.network)
+    return contents_of(optimizer, placed, keys, program.model, **others)
 
 
-def contents_of(optimizer: str, placed: list[Placed], keys: Mapping[str, str], model: Model) -> Contents:
+def contents_of(optimizer: str, placed: list[Placed], keys: Mapping[str, str], model: Model, **others: Any) -> Contents:
     """The content of checkpoints of a model.
 
     Args:
       optimizer: the name of its class; empty without one.
       placed: the shards of all variables.
       keys: by name, the key of each value.
+      others: `table_optimizer` and `tables` of `Contents`.
     """
     digests = adapted(model.network)
-    return Contents.of(optimizer, placed, keys, adapted=digests, hashed_integers=model.hashed_integers)
+    return Contents.of(optimizer, placed, keys, adapted=digests, hashed_integers=model.hashed_integers, **others)
 
 
 @dataclass(frozen=True)

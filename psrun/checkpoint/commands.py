@@ -161,7 +161,7 @@ def _details(console: Console, store: Store, manifest: Manifest) -> None:
     position = manifest.position
     console.print(
         f"[bold]{store.prefix(manifest.step)}[/bold]  step {manifest.step}, {position.epochs} epochs and "
-        f"{position.steps} steps, saved {_when(manifest)} by psrun {manifest.psrun}, {contents.optimizer}, "
+        f"{position.steps} steps, saved {_when(manifest)} by psrun {manifest.psrun}, {contents.optimizers}, "
         f"configuration {manifest.config_sha256[:12]}",
         soft_wrap=True,
     )

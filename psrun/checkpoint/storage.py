@@ -79,7 +79,9 @@ class Contents:
     """The content of all checkpoints of a program.
 
     Attributes:
-      optimizer: the name of its class.
+      optimizer: the name of its class; of two, the one of dense weights.
+      table_optimizer: the class of the optimizer of tables; empty where `optimizer` updates them.
+      tables: the names of the tables that it updates.
       model, slots: the variables of the model and of the optimizer.
       shards: the shards with their tasks and bytes.
       keys: by name, the key of each value in the checkpoint.
@@ -94,13 +96,15 @@ class Contents:
     keys: Mapping[str, str]
     adapted: Mapping[str, str] = field(default_factory=dict)
     hashed_integers: Mapping[str, str] = field(default_factory=dict)
+    table_optimizer: str = ""
+    tables: Sequence[str] = field(default_factory=list)
 
     @classmethod
-    def of(cls, optimizer: str, placed: list[Placed], keys: Mapping[str, str], **others: Mapping[str, str]) -> Contents:
+    def of(cls, optimizer: str, placed: list[Placed], keys: Mapping[str, str], **others: Any) -> Contents:
         """The content of checkpoints with these variables.
 
         Args:
-          others: `adapted` and `hashed_integers`.
+          others: `adapted`, `hashed_integers`, `table_optimizer` and `tables`.
         """
         variables: dict[str, dict[str, Any]] = {"model": {}, "optimizer": {}}
         for shard in placed:
@@ -113,13 +117,26 @@ class Contents:
     def check(self, path: str, here: Contents) -> None:
         """Raises ConfigError with the differences if `here` cannot resume from the checkpoint at `path`."""
         self.check_model(path, here)
+        anew = self.slots_anew(here)
         problem = None
         if self.optimizer != here.optimizer:
             problem = f"is {here.optimizer}, but the checkpoint {path} has {self.optimizer}"
-        elif difference := differences(self.slots, here.slots):
+        elif difference := differences(_without(self.slots, anew), _without(here.slots, anew)):
             problem = f"differs from the optimizer of the checkpoint {path}: {difference}"
         if problem:
             raise ConfigError([Problem("optimizer", problem)])
+
+    def slots_anew(self, here: Contents) -> set[str]:
+        """The slots of tables, there and here, if another optimizer updates the tables here: they start anew."""
+        if (self.table_optimizer or self.optimizer) == (here.table_optimizer or here.optimizer):
+            return set()
+        ends = tuple(f"/{table}" for table in {*self.tables, *here.tables})
+        return {name for name in (*self.slots, *here.slots) if name.endswith(ends)}
+
+    @property
+    def optimizers(self) -> str:
+        """The classes as text."""
+        return f"{self.optimizer}, {self.table_optimizer} for tables" if self.table_optimizer else self.optimizer
 
     def check_model(self, path: str, here: Contents) -> None:
         """As `check`, without the optimizer."""
@@ -157,6 +174,7 @@ class Manifest:
       saved_at: completion time, UTC, ISO 8601.
       files: size and checksum of each file, by name.
       learning_rate: as configured, if that was a number.
+      table_learning_rate: as `learning_rate`, of the optimizer of tables.
       psrun: the version that wrote it.
     """
 
@@ -168,6 +186,7 @@ class Manifest:
     files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     psrun: str = __version__
     learning_rate: float | None = None
+    table_learning_rate: float | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -225,6 +244,10 @@ def differences(there: Variables, here: Variables) -> str:
     ]
     more = f", and {len(changes) - _MOST_CHANGES} more" if len(changes) > _MOST_CHANGES else ""
     return ", ".join(changes[:_MOST_CHANGES]) + more
+
+
+def _without(variables: Variables, names: Collection[str]) -> Variables:
+    return {name: variable for name, variable in variables.items() if name not in names}
 
 
 def described(variable: Mapping[str, Any]) -> str:

@@ -151,7 +151,10 @@ def set_key(config: DictConfig, override: Override) -> Problem | None:
     try:
         if override.is_delete():
             return _delete(config, key, value)
-        if not may_add and (empty := _null_above(config, key)):
+        empty = None if may_add else _null_above(config, key)
+        if empty in groups.ONE_CHOICE:
+            return Problem(key, f"is a key of a choice; choose {empty}=NAME, too")
+        if empty is not None:
             message = f"is below {empty}, which is null; to add the key, write +{override.input_line}"
             return Problem(key, message)
         is_single = not isinstance(value, dict | list)

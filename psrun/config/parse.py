@@ -46,9 +46,10 @@ _ON_THIS_MACHINE = ("inprocess", "local", "multi_worker_mirrored")
 TOP = ("mode", "seed", "run", "resume", "restore", "task", "export", "predict", "early_stopping", "reduce_lr", "sweep",
        "system", "profile")  # fmt: skip
 RECORDED = (  # hold when resumed
-    *KINDS, "model", "data", "optimizer", "seed", "run", "export", "early_stopping", "reduce_lr", "system", "profile"
+    *KINDS, "model", "data", "optimizer", "table_optimizer", "seed", "run", "export", "early_stopping", "reduce_lr",
+    "system", "profile"
 )  # fmt: skip
-GROUPS = (*KINDS, "model", "data", "optimizer")
+GROUPS = (*KINDS, "model", "data", "optimizer", "table_optimizer")
 _KNOWN_OPTIMIZERS = ("psrun.", "tf_keras.")  # these require a learning rate; others may not
 _OF_MODELS = frozenset(field.name for field in dataclasses.fields(ModelKeys))
 
@@ -208,7 +209,10 @@ def load(raw: Mapping[str, Any], *, elsewhere: bool = False) -> RunConfig:
     read["trainer"] = _with_hooks(read["trainer"], problems)
     top = schema.read(_Top, {name: raw[name] for name in TOP if name in raw}, key="", problems=problems)
     read["model"], read["model_keys"] = _read_model(raw.get("model"), problems)
-    read["optimizer"] = _read_optimizer(raw.get("optimizer"), problems)
+    read["optimizer"] = _read_optimizer(raw.get("optimizer"), "optimizer", problems)
+    read["table_optimizer"] = None
+    if raw.get("table_optimizer") is not None:  # runs of earlier versions lack it
+        read["table_optimizer"] = _read_optimizer(raw["table_optimizer"], "table_optimizer", problems)
     read["submission"] = _read_submission(raw, problems)
     of_data: list[Problem] = []
     read["data"] = _read_data(raw.get("data"), raw.get("cluster"), of_data, elsewhere=elsewhere)
@@ -361,24 +365,26 @@ def _read_model(node: Any, problems: list[Problem]) -> tuple[Target | None, Mode
     return target, keys
 
 
-def _read_optimizer(node: Any, problems: list[Problem]) -> Target | None:
-    target = targets.read(node, key="optimizer", problems=problems)
+def _read_optimizer(node: Any, key: str, problems: list[Problem]) -> Target | None:
+    target = targets.read(node, key=key, problems=problems)
     if target is None:
         return None
     if problem := rules.problem_of_keras3(target.name, "optimizers"):
-        problems.append(Problem("optimizer._target_", problem))
+        problems.append(Problem(f"{key}._target_", problem))
     if problem := rules.problem_of_legacy_optimizer(target.name):
-        problems.append(Problem("optimizer._target_", problem))
+        problems.append(Problem(f"{key}._target_", problem))
+    if key == "table_optimizer":
+        problems += rules.clips_of_tables(target.options)
     is_known = target.name.startswith(_KNOWN_OPTIMIZERS)
     is_required = is_known and "learning_rate" in target.options
-    problems += _check_learning_rate(target.options.get("learning_rate"), is_required=is_required)
+    rate = target.options.get("learning_rate")
+    problems += _check_learning_rate(rate, f"{key}.learning_rate", is_required=is_required)
     if is_known:
         problems += _lists_of_numbers(target)
     return target
 
 
-def _check_learning_rate(rate: Any, *, is_required: bool) -> Iterator[Problem]:
-    key = "optimizer.learning_rate"
+def _check_learning_rate(rate: Any, key: str, *, is_required: bool) -> Iterator[Problem]:
     if isinstance(rate, Mapping):
         if "_target_" not in rate:
             yield Problem(key, f"is {dict(rate)}, must be a number, or a schedule with a _target_")

@@ -257,14 +257,19 @@ def _check_consistency_mode(config: RunConfig) -> list[Problem]:
 
 def _check_late_gradients(config: RunConfig) -> list[Problem]:
     """Problems of the options of optimizers for stale gradients."""
-    problems, options = [], config.optimizer.options
-    compensation = options.get("delay_compensation")
-    if isinstance(compensation, int | float) and compensation < 0:
-        problems.append(Problem("optimizer.delay_compensation", f"is {compensation}, must be 0 or more"))
-    for name in ("staleness_aware", "delay_compensation"):
-        key = f"optimizer.{name}"
-        if not options.get(name) or config.mode in OF_A_RUN:
-            continue
+    problems = []
+    asked = []
+    for target in config.optimizers:
+        compensation = target.options.get("delay_compensation")
+        key = f"{target.key}.delay_compensation"
+        if isinstance(compensation, int | float) and compensation < 0:
+            problems.append(Problem(key, f"is {compensation}, must be 0 or more"))
+        elif compensation and target is config.table_optimizer:
+            problems.append(Problem(key, "has no effect: it is for dense weights; set optimizer.delay_compensation"))
+        for name in ("staleness_aware", "delay_compensation"):
+            if target.options.get(name) and config.mode not in OF_A_RUN:
+                asked.append(f"{target.key}.{name}")
+    for key in asked:
         if not config.cluster.has_workers:
             message = f"requires a known staleness, which cluster={config.cluster.kind} does not have"
             problems.append(Problem(key, f"{message}; choose parameter servers, or cluster=virtual"))
@@ -365,9 +370,22 @@ def _check_training(config: RunConfig) -> Iterator[Problem]:
 
 def _check_optimizer(config: RunConfig) -> Iterator[Problem]:
     """Problems of options that every optimizer of tf-keras has."""
-    use_ema = config.optimizer.options.get("use_ema")
-    if use_ema:
-        yield Problem("optimizer.use_ema", f"is {use_ema}, {WITHOUT_AVERAGES}")
+    for target in config.optimizers:
+        use_ema = target.options.get("use_ema")
+        if use_ema:
+            yield Problem(f"{target.key}.use_ema", f"is {use_ema}, {WITHOUT_AVERAGES}")
+
+
+def clips_of_tables(options: Mapping[str, Any]) -> Iterator[Problem]:
+    """Problems of an optimizer of tables that clips gradients.
+
+    Args:
+      options: of the optimizer.
+    """
+    for name in ("clipnorm", "clipvalue", "global_clipnorm"):
+        if options.get(name):
+            message = f"is {options[name]}, for the gradients of tables alone or of all variables; psrun clips all"
+            yield Problem(f"table_optimizer.{name}", f"{message}: set optimizer.{name} instead")
 
 
 def _check_callbacks(config: RunConfig) -> Iterator[Problem]:
@@ -522,8 +540,9 @@ def _check_metric_policies(config: RunConfig) -> Iterator[Problem]:
             yield Problem(f"{key}.metric", message)
     if not 0 < reduce_lr.factor < 1:
         yield Problem("reduce_lr.factor", f"is {reduce_lr.factor}, must be between 0 and 1")
-    if isinstance(config.optimizer.options.get("learning_rate"), Mapping) and reduce_lr.metric is not None:
-        yield Problem("reduce_lr.metric", "requires a number as optimizer.learning_rate; it is a schedule")
+    for target in config.optimizers:
+        if isinstance(target.options.get("learning_rate"), Mapping) and reduce_lr.metric is not None:
+            yield Problem("reduce_lr.metric", f"requires a number as {target.key}.learning_rate; it is a schedule")
     sweep = config.sweep
     if sweep.metric is not None and sweep.mode is None:
         yield Problem("sweep.mode", "is required with sweep.metric; set it to max or min")

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from psrun import parts
 from psrun.config import choices
-from psrun.config.schema import at_least, one_of
+from psrun.config.schema import AUTO, at_least, one_of
 from psrun.config.targets import Target
 from psrun.config.topology import EVALUATOR, Task
 
@@ -260,9 +260,10 @@ class RunConfig:
     Attributes:
       trackers: by the name of their file in conf/tracker/, below which they have their keys.
       submission: the settings of the engine, of a dataclass in `psrun.parts.Part.settings`; None without any.
+      table_optimizer: of tables; None: `optimizer` updates them, too.
       resume: the folder of the run to resume, or to restore a checkpoint from; None for a new run.
       restore: the checkpoint to export or to predict with: 'latest', 'best' or a step.
-      learning_rate_falls: whether the learning rate falls to 0 over the epochs, as the data recommends.
+      learning_rate_falls: whether the `chosen_rates` fall to 0 over the epochs, as the data recommends.
     """
 
     cluster: choices.ClusterChoice
@@ -271,6 +272,7 @@ class RunConfig:
     model_keys: ModelKeys
     data: Data
     optimizer: Target
+    table_optimizer: Target | None
     trainer: choices.Trainer
     consistency: choices.ConsistencyChoice
     evaluation: choices.EvaluationChoice
@@ -292,6 +294,16 @@ class RunConfig:
     run: RunKeys
     raw: Mapping[str, Any]
     learning_rate_falls: bool = False
+
+    @property
+    def optimizers(self) -> list[Target]:
+        """The optimizer, and the one of tables if there is one."""
+        return [target for target in (self.optimizer, self.table_optimizer) if target is not None]
+
+    @property
+    def chosen_rates(self) -> list[str]:
+        """The keys of the optimizers whose learning rate follows from the data, also once it is known."""
+        return [target.key for target in self.optimizers if self.raw[target.key].get("learning_rate") == AUTO]
 
     @property
     def title(self) -> str:

@@ -303,14 +303,17 @@ def planned(run: RunConfig, source: DataSource, tell: Callable[[str], None] = la
 
 
 def _with_rate(run: RunConfig, source: DataSource) -> RunConfig:
-    """The run with a learning rate instead of `auto`, which stays in `raw`: more epochs change how the rate falls."""
-    if run.optimizer.options.get("learning_rate") != AUTO:
+    """The run with learning rates instead of `auto`, which stays in `raw`: more epochs change how a rate falls."""
+    if not run.chosen_rates:
         return run
     recommended = {"learning_rate": _USUAL_RATE, "learning_rate_falls": False, **_recommended(source, None)}
-    options = {**run.optimizer.options, "learning_rate": recommended["learning_rate"]}
-    optimizer = replace(run.optimizer, options=options)
+    completed: dict[str, Any] = {}
+    for target in run.optimizers:
+        if target.key in run.chosen_rates:
+            options = {**target.options, "learning_rate": recommended["learning_rate"]}
+            completed[target.key] = replace(target, options=options)
     falls = recommended["learning_rate_falls"] and run.reduce_lr.metric is None  # which lowers it by itself
-    return replace(run, optimizer=optimizer, learning_rate_falls=falls)
+    return replace(run, **completed, learning_rate_falls=falls)
 
 
 def _batch_size(run: RunConfig, source: DataSource, tell: Callable[[str], None]) -> int:

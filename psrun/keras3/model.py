@@ -203,6 +203,10 @@ class Keras3Model(AdaptedModel):
     def own_layers(self) -> list[Any]:
         return internals.layers_within(self.keras3)
 
+    def looked_up(self) -> list[Any]:
+        layers = [layer for layer in self.own_layers() if isinstance(layer, TableLayer | keras.layers.Embedding)]
+        return self._values([variable for layer in layers for variable in layer.trainable_weights])
+
     def ids_of(self, layer: Any) -> Callable[[Any], Any] | None:
         inputs = internals.input_structure(self.keras3)
         (own,) = [each for each in internals.layers_within(self.keras3) if getattr(each, "table", None) is layer]

@@ -26,7 +26,7 @@ from psrun.errors import ConfigError, Problem
 from psrun.layers.collection import TableOffsets, table_offsets
 from psrun.layers.lookup import are_distinct, assertion
 from psrun.tf_internals import keras as internals
-from psrun.tf_internals.keras import SlotOptimizer, unscaled
+from psrun.tf_internals.keras import SlotOptimizer, parts_of
 from psrun.tf_internals.names import split_name
 from psrun.tf_internals.tracing import not_inlined
 
@@ -103,17 +103,21 @@ class LateGradients(tf_keras.optimizers.Optimizer):
 
 def unused_rule(optimizer: Any) -> str | None:
     """The warning that a rule of the user's own for stale updates is never called; None if there is none, or it is."""
-    inner = unscaled(optimizer)
-    if not isinstance(inner, LateGradients) or inner.staleness_aware:
-        return None
-    if type(inner).late_rate is LateGradients.late_rate:
-        return None
-    return f"late_rate of {type(inner).__name__} is never called; set optimizer.staleness_aware=true"
+    for key, part in zip(("optimizer", "table_optimizer"), parts_of(optimizer)):
+        if not isinstance(part, LateGradients) or part.staleness_aware:
+            continue
+        if type(part).late_rate is not LateGradients.late_rate:
+            return f"late_rate of {type(part).__name__} is never called; set {key}.staleness_aware=true"
+    return None
 
 
 def is_staleness_aware(optimizer: Any) -> bool:
     """Whether the learning rate of an update depends on its staleness."""
-    return getattr(unscaled(optimizer), "staleness_aware", False)
+    return bool(_aware_parts(optimizer))
+
+
+def _aware_parts(optimizer: Any) -> list[Any]:
+    return [part for part in parts_of(optimizer) if getattr(part, "staleness_aware", False)]
 
 
 @contextlib.contextmanager
@@ -123,20 +127,19 @@ def applying_late(optimizer: Any, staleness: tf.Tensor | None) -> Iterator[None]
     Args:
       staleness: of the update, an integer, of shape () or (1,); None if it is not known.
     """
-    if staleness is None or not is_staleness_aware(optimizer):
-        yield
-        return
-    inner = unscaled(optimizer)
-    inner.staleness = staleness
+    parts = [] if staleness is None else _aware_parts(optimizer)
+    for part in parts:
+        part.staleness = staleness
     try:
         yield
     finally:
-        inner.staleness = None
+        for part in parts:
+            part.staleness = None
 
 
 def compensation_factor(optimizer: Any) -> float:
-    """The factor of `compensated_gradient`; 0 for none."""
-    return getattr(unscaled(optimizer), "delay_compensation", 0.0)
+    """The factor of `compensated_gradient`, of dense weights; 0 for none."""
+    return getattr(parts_of(optimizer)[0], "delay_compensation", 0.0)
 
 
 def compensated_gradient(gradient: tf.Tensor, now: tf.Tensor, read: tf.Tensor, factor: float) -> tf.Tensor:

@@ -75,6 +75,10 @@ class AdaptedModel(ModelWithOwnChildren):
         """All layers of the other library, those within other layers too."""
 
     @abc.abstractmethod
+    def looked_up(self) -> list[Any]:
+        """The trained weights of embedding layers of the other library: variables, and shards of them."""
+
+    @abc.abstractmethod
     def ids_of(self, layer: Any) -> Callable[[Any], Any] | None:
         """The inputs of an embedding layer as a function of the model's features; None if there is no such function.
 

@@ -180,7 +180,7 @@ def build_program(run: RunConfig, source: DataSource, distribution: Distribution
             _refuse_weights(data)
         exact = by_fit and run.cluster.has_parameter_servers
         num_shards = num_eval_shards(run, source, distribution.num_workers) if exact else 0
-        optimizer = make_optimizer.make_optimizer(run)
+        optimizer = make_optimizer.make_optimizer(run, model.network)
         metrics_key = "weighted_metrics" if data.weighted else "metrics"
         model.network.compile(
             optimizer=optimizer,
@@ -275,7 +275,7 @@ def report_program(program: Program, reporter: Reporter, folder: RunFolder) -> N
         if not program.model.has_scores:
             message += "; model=wide_deep uses numbers and categories"
         reporter.warn(message)
-    for text in program.model.notes:
+    for text in [*program.model.notes, *make_optimizer.note_of_two(program.config, program.network)]:
         reporter.emit("note", text=text)
     for text in program.model.warnings:
         reporter.warn(text)
@@ -322,6 +322,7 @@ def placement_of(program: Program) -> list[placement.Placed]:
 
 def costs_of_dense_tables(optimizer: Any, placed: Iterable[placement.Placed]) -> list[str]:
     """Warnings with the cost of each large table that the optimizer updates as a whole."""
+    optimizer = keras.of_tables(optimizer)
     sparse = isinstance(optimizer, tf_keras.optimizers.Adagrad) or keras.has_momentum_of_0(optimizer)
     if getattr(optimizer, "touches_rows_only", sparse):
         return []

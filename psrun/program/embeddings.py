@@ -21,6 +21,7 @@ from psrun.layers.lookup import DISTINCT_TO_PAY, EmbeddingLayer
 from psrun.program.adapters import AdaptedModel
 from psrun.tf_internals import keras
 from psrun.tf_internals.messages import outside_lookup
+from psrun.tf_internals.names import name_of
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,30 @@ class Deduplication:
 def embedding_layers(network: tf_keras.Model) -> list[EmbeddingLayer]:
     """The embedding layers in a network."""
     return [layer for layer in keras.layers_within(network) if isinstance(layer, EmbeddingLayer)]
+
+
+def tables_of(network: tf_keras.Model) -> list[Any]:
+    """The trained weights of embedding layers, known by their type: variables, and shards of them.
+
+    Call when the network is built.
+    """
+    kinds = (tf_keras.layers.Embedding, EmbeddingLayer)
+    layers = [layer for layer in keras.layers_within(network) if isinstance(layer, kinds)]
+    tables = [variable for layer in layers for variable in layer.trainable_weights]
+    return tables + network.looked_up() if isinstance(network, AdaptedModel) else tables
+
+
+def table_names(network: tf_keras.Model) -> list[str]:
+    """The names of `tables_of`, of each stack the names of its tables."""
+    names = dict.fromkeys(name_of(table) for table in tables_of(network))
+    for stack in stacks_of(network):
+        names.pop(stack.variable_name, None)
+    return [*names, *sorted(tables_in(network))]
+
+
+def is_table(network: tf_keras.Model, variable: Any) -> bool:
+    """Whether a variable, or a shard of one, is among `tables_of`."""
+    return any(variable is table for table in tables_of(network))
 
 
 @dataclass(frozen=True)
@@ -169,8 +194,7 @@ def check_storable(network: tf_keras.Model, optimizer: Any) -> None:
         message = f"two embedding collections have a table called {twice[0]!r}; rename one: checkpoints go by its name"
         raise ConfigError([Problem("model", message)])
     stacked = [stack for layer in layers for stack in layer.stacks if len(stack.tables) > 1]
-    inner = keras.unscaled(optimizer)
-    patterns = keras.names_without_weight_decay(inner)
+    patterns = keras.names_without_weight_decay(keras.of_tables(optimizer))
     problems = [Problem("optimizer", text) for stack in stacked for text in _decays_apart(stack, patterns)]
     if problems:
         raise ConfigError(problems)

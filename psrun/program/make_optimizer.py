@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from psrun.cluster.placement import Placed
 from psrun.config import rules, targets
 from psrun.config.rules import WITHOUT_AVERAGES
 from psrun.config.run_config import RunConfig
+from psrun.config.targets import Target
 from psrun.errors import ConfigError, Problem
 from psrun.program import embeddings, whole_variables
 from psrun.tf_internals import keras
@@ -39,27 +40,57 @@ _IDS = ((0, 3, 3, 1), (2, 3, 2, 2))  # of the rows of a sparse gradient, by step
 _TOLERANCE = 1e-3  # relative to the largest change
 
 
-def make_optimizer(run: RunConfig) -> Any:
-    """The configured optimizer.
+def make_optimizer(run: RunConfig, network: tf_keras.Model) -> Any:
+    """The configured optimizer of a network; with one for tables, both in one.
 
     Raises:
-      ConfigError: it is none of tf-keras, or a legacy one; or its schedule is one of Keras 3; or as `prepare`.
+      ConfigError: one is none of tf-keras, or a legacy one, or cannot be one of two; or its schedule is one of Keras 3;
+        or as `prepare`.
     """
-    target = targets.with_called(run.optimizer, "learning_rate")
-    _check_schedule(target.options.get("learning_rate"))
+    made = [_make_one(target, run) for target in run.optimizers]
+    if run.table_optimizer is None:
+        return made[0]
+    problems = [problem for target, part in zip(run.optimizers, made) for problem in _not_of_two(target, part)]
+    if problems:
+        raise ConfigError(problems)
+    dense, tables = made
+    optimizer = keras.CompositeOptimizer(dense, tables, lambda variable: embeddings.is_table(network, variable))
+    prepare(optimizer, run, "optimizer")
+    return optimizer
+
+
+def _make_one(wanted: Target, run: RunConfig) -> Any:
+    """The optimizer of one key; raises ConfigError as `make_optimizer`."""
+    target = targets.with_called(wanted, "learning_rate")
+    _check_schedule(target)
     optimizer = targets.called(target)
     if not keras.is_optimizer(optimizer):
-        message = f"{run.optimizer.name} returned {optimizer!r}, not an optimizer of tf_keras.optimizers"
+        message = f"{target.name} returned {optimizer!r}, not an optimizer of tf_keras.optimizers"
         if _is_of_keras3(optimizer):
             kind = type(optimizer).__name__
             message = (
-                f"{run.optimizer.name} returned {kind} of Keras 3, which loses updates on parameter servers; return an "
+                f"{target.name} returned {kind} of Keras 3, which loses updates on parameter servers; return an "
                 "optimizer of tf_keras.optimizers"
             )
-        raise ConfigError([Problem("optimizer._target_", message)])
-    _refuse_legacy(optimizer, "optimizer._target_", f"{run.optimizer.name} returned")
-    prepare(optimizer, run, "optimizer")
+        raise ConfigError([Problem(f"{target.key}._target_", message)])
+    _refuse_legacy(optimizer, f"{target.key}._target_", f"{target.name} returned")
+    prepare(optimizer, run, target.key)
     return optimizer
+
+
+def _not_of_two(target: Target, optimizer: Any) -> Iterator[Problem]:
+    """Why the optimizer of a key cannot update some of the variables, beside another one."""
+    kind = type(optimizer).__name__
+    if optimizer is not keras.unscaled(optimizer):
+        message = f"returned {kind}, which scales the loss for all variables; return the optimizer within it"
+        yield Problem(f"{target.key}._target_", message)
+        return
+    if methods := keras.own_methods_of_all(optimizer):
+        message = f"{kind} overrides {', '.join(methods)}, for the gradients of all variables"
+        yield Problem(f"{target.key}._target_", f"{message}; set table_optimizer=none, or override update_step")
+    if target.key == "table_optimizer":
+        options = {name: getattr(optimizer, name) for name in keras.CLIPS}
+        yield from rules.clips_of_tables(options)
 
 
 def _is_of_keras3(value: Any) -> bool:
@@ -67,14 +98,15 @@ def _is_of_keras3(value: Any) -> bool:
     return any(each.__module__.startswith("keras.") for each in type(value).__mro__)
 
 
-def _check_schedule(rate: Any) -> None:
+def _check_schedule(target: Target) -> None:
     """Raises ConfigError for a learning rate that tf-keras does not take for a schedule."""
+    rate = target.options.get("learning_rate")
     if _is_of_keras3(rate):
         message = (
             f"{type(rate).__name__} is a schedule of Keras 3; use a subclass of "
             "tf_keras.optimizers.schedules.LearningRateSchedule"
         )
-        raise ConfigError([Problem("optimizer.learning_rate", message)])
+        raise ConfigError([Problem(f"{target.key}.learning_rate", message)])
 
 
 def _refuse_legacy(optimizer: Any, key: str, owner: str) -> None:
@@ -123,15 +155,20 @@ def check_steps(run: RunConfig, network: tf_keras.Model, placed: Iterable[Placed
       ConfigError: an optimizer computes the step of a row from other rows, too.
     """
     stacked = embeddings.tables_in(network)
-    cut = [name for name in whole_variables.shapes_of_shards(placed) if name not in stacked]
-    if not cut and not stacked:
+    all_cut = [name for name in whole_variables.shapes_of_shards(placed) if name not in stacked]
+    if not all_cut and not stacked:
         return []
+    tables = embeddings.table_names(network)
     problems: list[Problem] = []
     warnings: list[str] = []
-    for optimizer, make in _to_try(run, network):
-        name = type(keras.unscaled(optimizer)).__name__
+    for trial in _to_try(run, network):
+        name = type(keras.unscaled(trial.optimizer)).__name__
+        cut = [each for each in all_cut if trial.of_tables in (None, each in tables)]
+        together = [] if trial.of_tables is False else sorted(stacked)
+        if not cut and not together:
+            continue
         try:
-            if _steps_by_row(optimizer, make):
+            if _steps_by_row(trial.optimizer, trial.make):
                 continue
         except Exception as error:  # of any kind: the optimizer may know only the variables of its model
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
@@ -143,23 +180,54 @@ def check_steps(run: RunConfig, network: tf_keras.Model, placed: Iterable[Placed
             kind = run.partitioner.kind
             advice = "set partitioner=none, or choose another optimizer"
             problems.append(Problem("partitioner", f"is {kind}, which cuts {cut[0]}, but {other}; {advice}"))
-        if stacked:
-            together = ", ".join(sorted(stacked))
-            advice = "use stack=false, or choose another optimizer"
-            problems.append(Problem("optimizer", f"{other}, which holds several tables ({together}); {advice}"))
+        if together:
+            held = f"which holds several tables ({', '.join(together)})"
+            problems.append(Problem(trial.key, f"{other}, {held}; use stack=false, or choose another optimizer"))
     if problems:
         raise ConfigError(problems)
     return warnings
 
 
-def _to_try(run: RunConfig, network: tf_keras.Model) -> Iterator[tuple[Any, Callable[[], Any]]]:
-    """Optimizers, each with a function that makes one like it."""
-    target = run.optimizer
-    if "learning_rate" in target.options:
-        target = replace(target, options={**target.options, "learning_rate": _RATE_TO_TRY})
-    yield network.optimizer, functools.partial(make_optimizer, replace(run, optimizer=target))
+@dataclass(frozen=True)
+class _Trial:
+    """An optimizer to try.
+
+    Attributes:
+      make: makes one like it.
+      key: of the optimizer in the configuration.
+      of_tables: whether it updates tables only, or only other variables; None: all of them.
+    """
+
+    optimizer: Any
+    make: Callable[[], Any]
+    key: str = "optimizer"
+    of_tables: bool | None = None
+
+
+def _to_try(run: RunConfig, network: tf_keras.Model) -> Iterator[_Trial]:
+    for target, part in zip(run.optimizers, keras.parts_of(network.optimizer)):
+        if "learning_rate" in target.options:
+            target = replace(target, options={**target.options, "learning_rate": _RATE_TO_TRY})
+        of_tables = None if run.table_optimizer is None else target.key == "table_optimizer"
+        yield _Trial(part, functools.partial(_make_one, target, run), target.key, of_tables)
     for optimizer in others_of(network):
-        yield optimizer, functools.partial(like, optimizer, run)
+        yield _Trial(optimizer, functools.partial(like, optimizer, run))
+
+
+def note_of_two(run: RunConfig, network: tf_keras.Model) -> list[str]:
+    """What each of two optimizers updates; empty with one.
+
+    Raises:
+      ConfigError: the network has no tables.
+    """
+    if run.table_optimizer is None:
+        return []
+    tables = embeddings.table_names(network)
+    if not tables:
+        message = "has nothing to update: the model has no layer such as Embedding; set table_optimizer=none"
+        raise ConfigError([Problem("table_optimizer", message)])
+    dense, other = (type(part).__name__ for part in keras.parts_of(network.optimizer))
+    return [f"{other} updates {', '.join(tables)}; {dense} updates all other variables"]
 
 
 def like(optimizer: Any, run: RunConfig) -> Any:

@@ -25,6 +25,7 @@ from psrun.files import as_number, parse_json
 METRICS = "metrics.jsonl"
 IN_RUN_JSON = "in_run_json"  # false in an event that run.json does not have: its writer has metrics.jsonl only
 PENDING_LOSS = "pending_recovery"  # the loss that ended an attempt, until a later one trains
+LEARNING_RATES = ("learning_rate", "table_learning_rate")  # of an epoch; the second one with a table optimizer
 _FIRST_STEP_PARTS = "time_to_first_step_by_part_s"
 _PERCENTILES = (50, 95, 99)
 _NAMES = tuple(f"p{percent}" for percent in _PERCENTILES)

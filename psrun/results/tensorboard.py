@@ -126,7 +126,7 @@ def _scalars(event: Event) -> dict[str, float | None]:
         return {f"{name}/{event.data['task']}": value for name, value in event.data.items() if name != "task"}
     others = {}
     virtual = event.data.get("virtual", {})  # in place of the rate of the process
-    for name in ("learning_rate",) if virtual else ("learning_rate", "steps_per_s"):
+    for name in events.LEARNING_RATES if virtual else (*events.LEARNING_RATES, "steps_per_s"):
         if name in event.data:
             others[name] = event.data[name]
     for name, value in virtual.items():

@@ -122,7 +122,7 @@ def numbers(event: Event) -> dict[str, float]:
     data = event.data
     values: dict[str, Any] = {}
     if event.kind == "epoch":
-        values = {**data["metrics"], "learning_rate": data.get("learning_rate")}
+        values = {**data["metrics"], **{name: data.get(name) for name in events.LEARNING_RATES}}
         if "virtual" in data:  # in place of the rates of the process
             values |= {f"virtual/{name}": value for name, value in data["virtual"].items()}
         else:

@@ -28,7 +28,6 @@ from psrun.cluster import strategy
 from psrun.cluster.probe import PortReservation, ServerStatus, statuses
 from psrun.config import choices
 from psrun.config.run_config import FROM_DATA, RunConfig
-from psrun.config.schema import AUTO
 from psrun.config.topology import CHIEF, Task
 from psrun.data import loading, storage
 from psrun.data.source import DataSource, Remarks
@@ -130,17 +129,19 @@ def _planned(run_config: RunConfig, source: DataSource, reporter: Reporter, fold
         values: dict[str, Any] = flat(planned.raw)
         numbers |= {key: values[key] for key in FROM_DATA}
         if planned.learning_rate_falls:
-            rate = planned.optimizer.options.get("learning_rate")
-            numbers["optimizer.learning_rate"] = f"{rate:g}, falling to 0 over the epochs"
+            for target in planned.optimizers:
+                if target.key in planned.chosen_rates:
+                    rate = target.options["learning_rate"]
+                    numbers[f"{target.key}.learning_rate"] = f"{rate:g}, falling to 0 over the epochs"
     if planned.counts_default_executions and folder.root is folder:
         numbers["trainer.steps_per_execution"] = planned.trainer.num_steps_packed
     if numbers:
         reporter.emit("planned", **numbers)
     if warning := planned.consistency.never_waits(planned.trainer):
         reporter.warn(warning)
-    if run_config.optimizer.options.get("learning_rate") == AUTO and folder.root is folder:
+    if planned.chosen_rates and folder.root is folder:
         # config.yaml keeps `auto`: the rate falls over all epochs, also over those of a resumed run.
-        rate = planned.optimizer.options["learning_rate"]
+        (rate, *_) = [each.options["learning_rate"] for each in planned.optimizers if each.key in planned.chosen_rates]
         folder.emit("chosen", learning_rate=rate, learning_rate_falls=planned.learning_rate_falls)
     return planned
 

@@ -154,7 +154,8 @@ def make(
     if unused := unused_rule(program.optimizer):
         warnings.append(unused)
     warnings += program.model.warnings
-    return Plan(placed, total, traffic, by_task, warnings, list(program.model.notes))
+    notes = [*program.model.notes, *make_optimizer.note_of_two(run_config, program.network)]
+    return Plan(placed, total, traffic, by_task, warnings, notes)
 
 
 def worker_traffic(plan: Plan, run_config: RunConfig) -> list[tuple[int, int]]:

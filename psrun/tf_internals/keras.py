@@ -28,6 +28,8 @@ FTRL_LINEARS = "_linears"
 # The method that updates the variables, once gradients are added up and clipped: the public `apply_gradients` does both
 # (tf-keras 2.21).
 UPDATE_METHOD = "_internal_apply_gradients"
+CLIPS = ("clipnorm", "clipvalue", "global_clipnorm")
+_PARTS = ("dense_optimizer", "table_optimizer")  # of a composite optimizer
 
 
 class SlotOptimizer(tf_keras.optimizers.Optimizer):
@@ -64,6 +66,103 @@ class SlotOptimizer(tf_keras.optimizers.Optimizer):
     def _deduplicate_sparse_grad(self, grads: list[Any]) -> list[Any]:
         """As they are: tf-keras would sum the rows of a sparse gradient on the worker."""
         return grads
+
+
+class CompositeOptimizer(SlotOptimizer):
+    """Updates tables by one optimizer, and dense weights by another; both have one counter of steps.
+
+    Gradients are added up and clipped together, as the optimizer of dense weights is configured. The learning rate is
+    the one of dense weights (tf-keras 2.21).
+
+    Args:
+      is_table: whether a variable, or a shard of one, is a table; asked when the optimizer is built.
+
+    Attributes:
+      parts: the optimizer of dense weights, and the one of tables.
+    """
+
+    def __init__(self, dense_optimizer: Any, table_optimizer: Any, is_table: Callable[[Any], bool]) -> None:
+        clips = {name: getattr(dense_optimizer, name) for name in CLIPS}
+        jit_compile = dense_optimizer.jit_compile and table_optimizer.jit_compile
+        super().__init__("composite", **clips, weight_decay=None, jit_compile=jit_compile)
+        self.dense_optimizer = dense_optimizer
+        self.table_optimizer = table_optimizer
+        self.parts = self.untracked([dense_optimizer, table_optimizer])
+        self._is_table = is_table
+        self._by_key = self.untracked({})
+        for part in self.parts:
+            require(part, "_variables", "_iterations")
+            part._variables = []
+            part.iterations = self.iterations
+
+    @property
+    def learning_rate(self) -> Any:
+        return self.dense_optimizer.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, rate: Any) -> None:
+        self.dense_optimizer.learning_rate = rate
+
+    def build(self, var_list: Sequence[Any]) -> None:
+        if self.has_slots:
+            return
+        super().build(var_list)
+        dense, tables = list[Any](), list[Any]()
+        for variable in var_list:
+            (tables if self._is_table(variable) else dense).append(variable)
+        for part, variables in zip(self.parts, (dense, tables)):
+            part.build(variables)
+            self._by_key.update((self.variable_key(variable), part) for variable in variables)
+        self._table_names = self.untracked([variable.name for variable in tables])
+        self._variables = [self.iterations, *self.dense_optimizer._variables, *self.table_optimizer._variables]
+        self.slots_made()
+
+    def update_step(self, gradient: Any, variable: Any) -> None:
+        self._part_of(variable).update_step(gradient, variable)
+
+    def _part_of(self, variable: Any) -> Any:
+        return self._by_key[self.variable_key(variable)]
+
+    def _compute_current_learning_rate(self) -> None:
+        for part in self.parts:
+            part._compute_current_learning_rate()
+
+    def _apply_weight_decay(self, variables: Sequence[Any]) -> None:
+        for part in self.parts:
+            part._apply_weight_decay([each for each in variables if self._part_of(each) is part])
+
+    def _internal_apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> Any:
+        summed = []
+        for gradient, variable in grads_and_vars:
+            summed.append((*self._part_of(variable)._deduplicate_sparse_grad([gradient]), variable))
+        return super()._internal_apply_gradients(summed)
+
+    def get_config(self) -> dict[str, Any]:
+        parts = {name: tf_keras.optimizers.serialize(getattr(self, name)) for name in _PARTS}
+        return {**parts, "tables": self._table_names}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> CompositeOptimizer:
+        dense, tables = (tf_keras.optimizers.deserialize(config[name], custom_objects) for name in _PARTS)
+        return cls(dense, tables, lambda variable: variable.name in config["tables"])
+
+
+def parts_of(optimizer: Any) -> list[Any]:
+    """The optimizer of dense weights and the one of tables; where it is one for both, this one alone."""
+    inner = unscaled(optimizer)
+    return inner.parts if isinstance(inner, CompositeOptimizer) else [inner]
+
+
+def of_tables(optimizer: Any) -> Any:
+    """The optimizer that updates tables."""
+    return parts_of(optimizer)[-1]
+
+
+def own_methods_of_all(optimizer: Any) -> list[str]:
+    """The methods for all gradients together that the class of an optimizer overrides (tf-keras 2.21)."""
+    base = tf_keras.optimizers.Optimizer
+    names = ("apply_gradients", "aggregate_gradients", "_clip_gradients", UPDATE_METHOD)
+    return [name for name in names if getattr(type(optimizer), name, None) is not getattr(base, name)]
 
 
 def is_optimizer(value: Any) -> bool:
@@ -149,7 +248,7 @@ def update_without_momentum(optimizer: Any) -> None:
 def clips_gradients(optimizer: Any) -> bool:
     """Whether the optimizer clips gradients in any way."""
     inner = unscaled(optimizer)
-    return any(getattr(inner, name, None) for name in ("clipnorm", "clipvalue", "global_clipnorm"))
+    return any(getattr(inner, name, None) for name in CLIPS)
 
 
 def clips_by_global_norm(optimizer: Any) -> bool:
@@ -158,23 +257,27 @@ def clips_by_global_norm(optimizer: Any) -> bool:
 
 
 def learning_rates(optimizer: Any) -> list[tf.Variable]:
-    """The variable of the learning rate: with a schedule, the one of its present value."""
-    rate = optimizer.learning_rate
-    return [rate] if hasattr(rate, "assign") else []
+    """The variables of learning rates: with a schedule, the one of its present value."""
+    rates = [part.learning_rate for part in parts_of(optimizer)]
+    return [rate for rate in rates if hasattr(rate, "assign")]
 
 
-def present_learning_rate(optimizer: Any) -> float | None:
-    """The learning rate of the last update; None if the optimizer has none, or does not say that of its schedule."""
+def present_learning_rate(part: Any) -> float | None:
+    """The learning rate of the last update; None if the optimizer has none, or does not say that of its schedule.
+
+    Args:
+      part: one of `parts_of`.
+    """
     try:
-        (rate,) = learning_rates(unscaled(optimizer))
+        (rate,) = learning_rates(part)
     except (AttributeError, ValueError):
         return None
     return float(tf.convert_to_tensor(rate).numpy())
 
 
 def counters_of_optimizer(optimizer: Any) -> list[tf.Variable]:
-    """The counter of steps and the learning rate."""
-    return [optimizer.iterations, *learning_rates(unscaled(optimizer))]
+    """The counter of steps and the learning rates."""
+    return [optimizer.iterations, *learning_rates(optimizer)]
 
 
 def aggregates_as_keras(optimizer: Any) -> bool:

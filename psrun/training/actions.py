@@ -186,13 +186,14 @@ class Reports:
         virtual = {}
         if run.program.config.cluster.played_by and (times := run.closures.virtual_time()):
             virtual["virtual"] = times
+        parts = keras.parts_of(run.program.optimizer)
         run.reporter.emit(
             "epoch",
             step=context.step,
             epoch=context.epoch,
             epochs=run.num_epochs,
             metrics=dict(metrics),
-            learning_rate=keras.present_learning_rate(run.program.optimizer),
+            **dict(zip(events.LEARNING_RATES, map(keras.present_learning_rate, parts))),
             seconds=round(seconds, 3),
             steps_per_s=rate,
             examples_per_s=rate * run.program.examples_per_step,

@@ -14,6 +14,7 @@ from psrun.errors import ConfigError, Problem
 from psrun.program.compiled_model import Program, check_monitored_metric
 from psrun.results.events import Reporter
 from psrun.results.run_folder import RunFolder
+from psrun.tf_internals import keras
 from psrun.training import evaluators
 from psrun.training.hooks import HookContext
 
@@ -88,7 +89,7 @@ def metric_policies(program: Program, reporter: Reporter, folder: RunFolder) -> 
     """The early stopping and the learning rate reduction that are configured.
 
     Args:
-      program: its optimizer must have the configured learning rate: call this before a checkpoint is restored.
+      program: its optimizers must have the configured learning rate: call this before a checkpoint is restored.
 
     Raises:
       ConfigError: the run has no such metric, or the learning rate is a schedule.
@@ -99,7 +100,7 @@ def metric_policies(program: Program, reporter: Reporter, folder: RunFolder) -> 
     configured = None
     if config.reduce_lr.metric is not None:
         check_monitored_metric("reduce_lr.metric", config.reduce_lr.metric, program)
-        configured = _changeable_rate(program.optimizer)
+        configured = [_changeable_rate(part) for part in keras.parts_of(program.optimizer)]
     return MetricPolicies(program, reporter, folder, configured)
 
 
@@ -114,6 +115,11 @@ def _changeable_rate(optimizer: Any) -> float:
     return rate
 
 
+def _rates(recorded: Any) -> list[Any]:
+    """The recorded learning rates; earlier versions recorded the only one."""
+    return recorded if isinstance(recorded, list) else [recorded]
+
+
 class MetricPolicies:
     """Applies early stopping and learning rate reduction to one training.
 
@@ -121,12 +127,12 @@ class MetricPolicies:
     patience and the learning rate of that moment. The evaluator task itself stops the training for its own metrics.
 
     Args:
-      configured: the configured learning rate, if it may be lowered; None otherwise.
+      configured: the configured learning rates of `keras.parts_of`, if they may be lowered; None otherwise.
     """
 
-    def __init__(self, program: Program, reporter: Reporter, folder: RunFolder, configured: float | None) -> None:
+    def __init__(self, program: Program, reporter: Reporter, folder: RunFolder, configured: list[float] | None) -> None:
         config = program.config
-        self._optimizer = program.optimizer
+        self._optimizers = keras.parts_of(program.optimizer)
         self._reporter = reporter
         self._folder = folder
         self._configured = configured
@@ -155,19 +161,22 @@ class MetricPolicies:
                 self._seen.add(checkpoint)
         if last.get("stopping"):
             self._stopping.restore(last["stopping"])
-        is_same = self._configured is not None and last.get("configured") == self._configured
+        is_same = self._configured is not None and _rates(last.get("configured")) == self._configured
         if is_same and self._lowering.restore(last["lowering"]):
-            self._optimizer.learning_rate = last["rate"]
+            for optimizer, rate in zip(self._optimizers, _rates(last["rate"])):
+                optimizer.learning_rate = rate
 
     def lower_rate(self, context: HookContext) -> None:
         """Lowers the learning rate for an epoch: half a cosine wave over all epochs (Loshchilov, Hutter: "SGDR", 2017),
         in steps of an epoch.
         """
         config = context.program.config
-        if config.learning_rate_falls:
-            rate = config.optimizer.options["learning_rate"]
-            share = (context.epoch - 0.5) / config.trainer.num_epochs
-            self._optimizer.learning_rate = rate * (1 + cos(pi * share)) / 2
+        if not config.learning_rate_falls:
+            return
+        for target, optimizer in zip(config.optimizers, self._optimizers):
+            if target.key in config.chosen_rates:
+                share = (context.epoch - 0.5) / config.trainer.num_epochs
+                optimizer.learning_rate = target.options["learning_rate"] * (1 + cos(pi * share)) / 2
 
     def after_training(self, context: HookContext) -> None:
         """Processes the metrics of an epoch, and saves the state.
@@ -199,20 +208,21 @@ class MetricPolicies:
             self._folder.root.end_early(reason)
             self._reporter.emit("early_stopping", step=step, reason=reason)
         if self._lowering.reached(metrics):
-            before = float(self._optimizer.learning_rate)
-            after = max(min(before, self._lower.min_lr), before * self._lower.factor)
-            if after < before:
-                self._optimizer.learning_rate = after
-                self._reporter.emit(
-                    "learning_rate", step=step, value=after, before=before, reason=self._lowering.reason
-                )
+            for key, optimizer in zip(("", "table_optimizer: "), self._optimizers):
+                before = float(optimizer.learning_rate)
+                after = max(min(before, self._lower.min_lr), before * self._lower.factor)
+                if after < before:
+                    optimizer.learning_rate = after
+                    reason = f"{key}{self._lowering.reason}"
+                    self._reporter.emit("learning_rate", step=step, value=after, before=before, reason=reason)
 
     def _save(self, step: int) -> None:
         if self._stopping.rule.metric is None and self._lower.metric is None:
             return
         now: dict[str, Any] = {"step": step, "stopping": self._stopping.state, "lowering": self._lowering.state}
         if self._configured is not None:
-            now |= {"configured": self._configured, "rate": float(self._optimizer.learning_rate)}
+            rates = [float(optimizer.learning_rate) for optimizer in self._optimizers]
+            now |= {"configured": self._configured, "rate": rates}
         before = [record for record in self._records if record["step"] != step]
         self._records = [*before[1 - _RECORDS_KEPT :], {**now, "seen": sorted(self._seen)}]
         files.write_atomic(self._folder.path / _FILE, json.dumps(self._records) + "\n")

@@ -47,6 +47,21 @@ def scaled_legacy(learning_rate: float) -> Any:
     return tf_keras.mixed_precision.LossScaleOptimizer(Legacy(learning_rate))
 
 
+def scaled(learning_rate: float) -> Any:
+    return tf_keras.mixed_precision.LossScaleOptimizer(tf_keras.optimizers.Adam(learning_rate))
+
+
+def clipping(learning_rate: float) -> Any:
+    return tf_keras.optimizers.Adam(learning_rate, clipnorm=1.0)
+
+
+class Centered(tf_keras.optimizers.SGD):
+    """Changes the gradients of all variables."""
+
+    def apply_gradients(self, grads_and_vars: Any, **options: Any) -> Any:
+        return super().apply_gradients([(each - tf.reduce_mean(each), of) for each, of in grads_and_vars], **options)
+
+
 def nothing(learning_rate: float) -> None:
     """A function that forgot to return its optimizer."""
 
@@ -74,3 +89,8 @@ class Fading(SparseAdagrad):
 class FailsLate(SparseAdagrad):
     def late_rate(self, rate: Any, staleness: Any) -> Any:
         raise TypeError("no such rule")
+
+
+def cut_tables(shape: tf.TensorShape, dtype: tf.DType) -> list[int]:
+    """A partitioner that cuts in two what has more than one column."""
+    return [2 if len(shape) == 2 and shape[1] > 1 else 1, *[1] * (len(shape) - 1)]

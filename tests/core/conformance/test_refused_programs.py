@@ -190,6 +190,7 @@ BASKET = (*(each for each in TABLED if not each.startswith("data._target_")), "d
           "model._target_=embeddings.basket", "cluster=none")  # fmt: skip
 SECOND = (*CUT, "~model.hidden_units", "model._target_=user_optimizers.network")
 OWN = "optimizer._target_=user_optimizers."
+OF_TABLES = ("optimizer=sgd", "table_optimizer=sgd")
 PLANNED = {
     "all rows of a stack": ((*BASKET, f"{OWN}Lamb"), "optimizer"),
     "all rows of shards": ((*CUT, f"{OWN}Lamb", "optimizer.learning_rate=1e-9"), "partitioner"),
@@ -218,10 +219,15 @@ def test_what_a_plan_shows(case):
         ((f"{OWN}scaled_nadam", "~optimizer.learning_rate"), "optimizer"),
         ((f"{OWN}scaled_legacy",), "optimizer._target_"),
         (("optimizer._target_=tensorflow.compat.v1.train.AdagradOptimizer",), "optimizer._target_"),
+        ((*OF_TABLES, f"table_{OWN}scaled_nadam", "~table_optimizer.learning_rate"), "table_optimizer"),
+        ((*OF_TABLES, f"table_{OWN}with_averages"), "table_optimizer"),
+        ((*OF_TABLES, f"table_{OWN}clipping"), "table_optimizer.clipnorm"),
+        ((*OF_TABLES, f"table_{OWN}scaled"), "table_optimizer._target_"),
+        ((*OF_TABLES, f"{OWN}Centered"), "optimizer._target_"),
     ],
 )
 def test_optimizers(pieces, key):
-    refused(key, make_optimizer, run_config(*pieces))
+    refused(key, make_optimizer, run_config(*pieces), tf_keras.Sequential())
 
 
 def width(task: str, predicted: tuple[int | None, ...], label: tuple[int | None, ...]) -> None:

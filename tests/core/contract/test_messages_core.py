@@ -316,7 +316,7 @@ def test_a_partitioner(tmp_path, says):
 
 @pytest.mark.parametrize("name", ["with_averages", "nothing", "Legacy"])
 def test_an_optimizer(name, says):
-    says(make_optimizer, run_config(f"optimizer._target_=user_optimizers.{name}"))
+    says(make_optimizer, run_config(f"optimizer._target_=user_optimizers.{name}"), tf_keras.Sequential())
 
 
 def test_predictions_of_too_few_classes(says):

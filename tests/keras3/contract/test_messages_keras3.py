@@ -7,6 +7,7 @@ from typing import Any
 
 import keras3_mistakes
 import pytest
+import tf_keras
 from messages import refused
 from support import HARNESS, run_config, stated
 
@@ -69,14 +70,15 @@ def test_names_of_keras3(says):
 
 def test_optimizers():
     refused("optimizer._target_", run_config, "optimizer._target_=keras.optimizers.Adam")
-    refused("optimizer._target_", make_optimizer, run_config("optimizer._target_=keras3_mistakes.optimizer"))
+    network = tf_keras.Sequential()
+    refused("optimizer._target_", make_optimizer, run_config("optimizer._target_=keras3_mistakes.optimizer"), network)
 
 
 def test_schedules(says):
     named = "optimizer.learning_rate={_target_: keras.optimizers.schedules.CosineDecay}"
     refused("optimizer.learning_rate._target_", run_config, "optimizer=adam", named)
     own = "optimizer.learning_rate={_target_: keras3_mistakes.Halving}"
-    says(make_optimizer, run_config("optimizer=adam", own))
+    says(make_optimizer, run_config("optimizer=adam", own), tf_keras.Sequential())
 
 
 def test_a_metric_of_a_function(says):

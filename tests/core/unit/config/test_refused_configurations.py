@@ -85,6 +85,9 @@ COMMAND_LINES = {
     "--lr 0.1 model=nope": "optimizer.learning_rate=0.1",
     "--gpus 2": "CUDA_VISIBLE_DEVICES",
     "-e 3": "Valid names: --cfg",
+    "table_optimizer=rowise_adagrad": "table_optimizer",
+    "table_optimizer=ftrl table_optimizer.rate=1": "table_optimizer.rate",
+    "table_optimizer.learning_rate=1": "table_optimizer.learning_rate",
     "OMP_NUM_THREADS=3": "OMP_NUM_THREADS",
     "seed= 3 model =dense": "seed, model",
     "--cfg job model=dense model=cnn": "model",
@@ -144,6 +147,12 @@ RAISES = "{_target_: user_code.raises"
 COMBINATIONS = {
     "cluster=none optimizer=sparse_sgd optimizer.staleness_aware=true": "optimizer.staleness_aware",
     "optimizer=sparse_sgd optimizer.delay_compensation=-1": "optimizer.delay_compensation",
+    "table_optimizer=ftrl table_optimizer.delay_compensation=0.1": "table_optimizer.delay_compensation",
+    "cluster=none table_optimizer=ftrl table_optimizer.staleness_aware=true": "table_optimizer.staleness_aware",
+    "table_optimizer=ftrl table_optimizer.learning_rate=fast": "table_optimizer.learning_rate",
+    "table_optimizer=ftrl table_optimizer.global_clipnorm=1": "table_optimizer.global_clipnorm",
+    "table_optimizer=ftrl table_optimizer.use_ema=true": "table_optimizer.use_ema",
+    "table_optimizer=adam table_optimizer._target_=keras.optimizers.Adam": "table_optimizer._target_",
     "cluster=mirrored consistency=bounded_delay optimizer=sparse_sgd optimizer.delay_compensation=0.1": (
         "consistency, optimizer.delay_compensation"
     ),

@@ -130,11 +130,13 @@ def test_a_rate_that_is_auto_is_the_one_that_the_data_recommends(recommended, ov
 
 def test_a_rate_falls_by_half_a_cosine_wave_over_the_epochs():
     policies = MetricPolicies.__new__(MetricPolicies)
-    policies._optimizer = SimpleNamespace(learning_rate=0.1)
-    run = replace(run_config("optimizer=lazy_adam", "trainer.epochs=3"), learning_rate_falls=True)
+    policies._optimizers = [SimpleNamespace(learning_rate=rate) for rate in (0.1, 0.2)]
+    both = ("optimizer=lazy_adam", "table_optimizer=ftrl", "table_optimizer.learning_rate=0.2")
+    run = replace(run_config(*both, "trainer.epochs=3"), learning_rate_falls=True)
     run.optimizer.options["learning_rate"] = 0.1
     rates = []
     for epoch in (1, 2, 3):
         policies.lower_rate(SimpleNamespace(epoch=epoch, program=SimpleNamespace(config=run)))
-        rates.append(policies._optimizer.learning_rate)
+        rates.append(policies._optimizers[0].learning_rate)
     assert rates == pytest.approx([0.1 * share for share in (0.9330127, 0.5, 0.0669873)], rel=1e-5)
+    assert policies._optimizers[1].learning_rate == 0.2  # a number that is set is constant

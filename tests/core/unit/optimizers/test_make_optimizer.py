@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
 from support import run_config
 from user_optimizers import FailsLate, Lamb, Noisy
 
+from psrun.config.groups import CONF
 from psrun.data import loading
 from psrun.errors import ConfigError
 from psrun.optimizers import sparse
-from psrun.program import make_optimizer
+from psrun.program import embeddings, make_optimizer
 from psrun.roles import planner
 from psrun.tf_internals import keras
 
@@ -81,3 +83,75 @@ def test_a_rule_for_stale_updates_that_raises_is_named_with_its_line():
     )
     with raises, sparse.applying_late(optimizer, tf.constant(2)):
         _ = optimizer.learning_rate
+
+
+# -- an optimizer for tables beside another one
+
+TABLES_CUT = ("cluster=local", "partitioner=fixed_shards", "model=embedding")
+ADAFACTOR = "optimizer._target_=tf_keras.optimizers.Adafactor"
+
+
+def test_the_choices_for_tables_are_those_of_the_optimizer():
+    tables, all_variables = (
+        {path.stem for path in (CONF / group).iterdir()} for group in ("table_optimizer", "optimizer")
+    )
+    assert tables == {*all_variables, "none"}
+
+
+def test_each_of_two_must_step_by_row_where_its_own_variables_are_cut():
+    with pytest.raises(ConfigError, match="cuts embedding/embeddings, but Adafactor computes the step of a row"):
+        planned(*TABLES_CUT, "table_optimizer=sgd", f"table_{ADAFACTOR}")
+    with pytest.raises(ConfigError, match="cuts prediction/kernel, but Adafactor"):
+        planned(*TABLES_CUT, "table_optimizer=sgd", ADAFACTOR)
+    only_rows = ("partitioner=custom", "partitioner._target_=user_optimizers.cut_tables")
+    assert planned(*TABLES_CUT[:1], *only_rows, "model=embedding", "table_optimizer=ftrl", ADAFACTOR).placed
+
+
+def test_a_plan_has_the_slots_of_both_and_says_what_each_updates():
+    plan = planned("optimizer=adam", "table_optimizer=rowwise_adagrad")
+    slots = {shard.variable: shard.variable_shape for shard in plan.placed if shard.kind == "optimizer"}
+    assert slots["accumulator/embedding/embeddings"] == (8, 1)
+    assert {*slots} >= {"m/prediction/kernel", "v/prediction/kernel", "iteration"}
+    assert plan.notes == ["RowwiseAdagrad updates embedding/embeddings; Adam updates all other variables"]
+
+
+def test_a_model_without_tables_has_no_use_for_an_optimizer_of_tables():
+    with pytest.raises(ConfigError, match="table_optimizer: has nothing to update: the model has no layer such as"):
+        planned("model=dense", "data=regression", "table_optimizer=ftrl")
+
+
+def test_rules_for_stale_updates_are_those_of_each():
+    fading = ("table_optimizer=sparse_adagrad", "table_optimizer._target_=user_optimizers.Fading")
+    (warning,) = planned(*TABLES_CUT[::2], *fading).warnings
+    assert warning == "late_rate of Fading is never called; set table_optimizer.staleness_aware=true"
+    aware = sparse.SparseSGD(0.5, staleness_aware=True, delay_compensation=0.3)
+    both = keras.CompositeOptimizer(tf_keras.optimizers.SGD(0.5), aware, lambda variable: True)
+    assert sparse.is_staleness_aware(both)
+    assert sparse.compensation_factor(both) == 0
+    with sparse.applying_late(both, tf.constant(2)):
+        assert [float(part.learning_rate) for part in both.parts] == [0.5, 0.25]
+    assert float(aware.learning_rate) == 0.5
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_weight_decay_is_that_of_each_and_a_file_of_keras_has_both(scaled, tmp_path):
+    table, kernel = tf_keras.layers.Embedding(3, 2, name="table"), tf_keras.layers.Dense(1, name="dense")
+    network = tf_keras.Sequential([tf_keras.Input((2,)), table, tf_keras.layers.Flatten(), kernel])
+    parts = tf_keras.optimizers.Adam(0.1, weight_decay=0.2), tf_keras.optimizers.SGD(0.5, weight_decay=0.4)
+    optimizer = keras.CompositeOptimizer(*parts, lambda variable: embeddings.is_table(network, variable))
+    if scaled:
+        optimizer = tf_keras.mixed_precision.LossScaleOptimizer(optimizer)
+    network.compile(optimizer, "mse")
+    before = [layer.get_weights()[0] for layer in (table, kernel)]
+    optimizer.build(network.trainable_variables)
+    gradients = [tf.zeros_like(variable) for variable in network.trainable_variables]
+    optimizer.apply_gradients(zip(gradients, network.trainable_variables))
+    after = [layer.get_weights()[0] for layer in (table, kernel)]
+    for decayed, start, factor in zip(after, before, (1 - 0.5 * 0.4, 1 - 0.1 * 0.2)):
+        np.testing.assert_allclose(decayed, factor * start, rtol=1e-6)
+    network.save(tmp_path / "whole.keras")
+    loaded = tf_keras.models.load_model(tmp_path / "whole.keras", {"CompositeOptimizer": keras.CompositeOptimizer})
+    dense, tables = keras.parts_of(loaded.optimizer)
+    assert (float(dense.weight_decay), float(tables.weight_decay)) == pytest.approx((0.2, 0.4))
+    assert int(loaded.optimizer.iterations) == 1
+    assert len(loaded.optimizer.variables()) == len(optimizer.variables())
