@@ -161,9 +161,9 @@ class MetricPolicies:
                 self._seen.add(checkpoint)
         if last.get("stopping"):
             self._stopping.restore(last["stopping"])
-        is_same = self._configured is not None and _rates(last.get("configured")) == self._configured
-        if is_same and self._lowering.restore(last["lowering"]):
-            for optimizer, rate in zip(self._optimizers, _rates(last["rate"])):
+        before = zip(_rates(last.get("configured")), _rates(last.get("rate")))
+        for optimizer, configured, (same, rate) in zip(self._optimizers, self._configured or (), before):
+            if configured == same and self._lowering.restore(last["lowering"]):
                 optimizer.learning_rate = rate
 
     def lower_rate(self, context: HookContext) -> None:

@@ -25,7 +25,7 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the one in C is twent
 # A key of the outermost mapping with its value, which ends before the next such key; no marker of another document.
 _SECTION = re.compile(r"[A-Za-z_]\w*:(?= |$).*\n?(?:(?:[ #]|-(?!--)).*\n?|\n)*", re.MULTILINE)
 _SECTIONS_KEPT = 512  # a configuration has about 25
-_RATE = "optimizer.learning_rate"
+_RATES = ("optimizer.learning_rate", "table_optimizer.learning_rate")
 _RESULTS = ("epoch", "evaluation", "staleness")
 
 
@@ -68,13 +68,14 @@ class Run:
     @cached_property
     def used(self) -> Mapping[str, Any]:
         """The configuration with the learning rate that was used in place of `auto`, as far as the run recorded it."""
+        keys = [key for key in _RATES if self.config.get(key) == AUTO]
         chosen = as_mapping(self.result.get("chosen"))
         rate = chosen.get("learning_rate")
-        if self.config.get(_RATE) != AUTO or rate is None:
+        if not keys or rate is None:
             return self.config
         if chosen.get("learning_rate_falls"):
             rate = f"{rate:g} falling to 0"
-        return {**self.config, _RATE: rate}
+        return {**self.config, **dict.fromkeys(keys, rate)}
 
     @cached_property
     def written(self) -> Mapping[str, Any]:

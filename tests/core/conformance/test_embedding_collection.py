@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 from typing import Any
 
@@ -24,8 +25,9 @@ from psrun.layers import EmbeddingCollection, Table
 from psrun.layers.collection import Stack, arranged_for
 from psrun.layers.lookup import RowOrder
 from psrun.optimizers.sparse import LazyAdam
-from psrun.program.embeddings import collections
+from psrun.program.embeddings import collections, is_table
 from psrun.roles import planner
+from psrun.tf_internals.keras import CompositeOptimizer
 
 MODEL = (
     "~model.embedding_dim", "~data.num_train_examples", "~data.num_eval_examples", "data._target_=embeddings.Basket",
@@ -115,7 +117,8 @@ def _values(folder: Any) -> dict[str, np.ndarray]:
     return {name: reader.get_tensor(key) for name, key in held.contents.keys.items()}
 
 
-def test_every_layout_restores_every_other_bit_by_bit(cluster_spec, tmp_path):
+@pytest.mark.parametrize("two", [False, pytest.param(True, marks=pytest.mark.thorough)])
+def test_every_layout_restores_every_other_bit_by_bit(cluster_spec, tmp_path, two):
     """From one layout to the next and back to the first, with all slots; each then takes the same step."""
     batch = next(iter(Basket().train(batch_size=32, seed=tf.constant(1, tf.int64))))
     sharded = strategy.parameter_servers(cluster_spec[1], run_config("partitioner=fixed_shards").partitioner).strategy
@@ -133,6 +136,9 @@ def test_every_layout_restores_every_other_bit_by_bit(cluster_spec, tmp_path):
         tf_keras.backend.clear_session()
         with arranged_for(num_shards), on.scope() if on else contextlib.nullcontext():
             network, optimizer = basket(Basket(), stack=stack), LazyAdam(0.1)
+            if two:
+                of_tables = functools.partial(is_table, network)
+                optimizer = CompositeOptimizer(tf_keras.optimizers.Adagrad(0.1), optimizer, of_tables)
             optimizer.build(network.trainable_variables)
         checkpoint = logical_checkpoint(network, optimizer)
 

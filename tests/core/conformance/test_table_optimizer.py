@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import two_optimizers
-from outcomes import events
+from outcomes import check_equal, events
+from support import SAME
 
 from psrun.checkpoint.storage import Store
 from psrun.errors import ConfigError
@@ -159,3 +160,39 @@ def test_from_one_optimizer_to_two_and_back(train):
     assert len([text for text in warnings(folder) if ANEW in text]) == 2
     with pytest.raises(ConfigError, match="FTRL computes a row from its slots, which start anew"):
         train(*run, *ADAM, "table_optimizer=ftrl", "trainer.epochs=4", into=folder)
+
+
+@pytest.mark.thorough
+def test_tables_of_a_stack_start_anew_and_go_on_as_single_tables_do(train):
+    run = (
+        "~model.embedding_dim", "~data.num_train_examples", "~data.num_eval_examples", "data.visitation=once",
+        "data._target_=embeddings.Basket", "data.global_batch_size=8", "evaluation=none",
+        "model._target_=embeddings.basket",
+    )  # fmt: skip
+    apart, together = ("cluster=none", "+model.stack=false"), ("partitioner=none", "+model.stack=auto")
+    folders = []
+    for first, second, third in ((apart, apart, apart), (together, apart, together), (apart, together, apart)):
+        _, folder = train(*run, *ADAM, *first, "trainer.epochs=1", num_workers=1)
+        train(*run, *ROWWISE, *second, "trainer.epochs=2", num_workers=1, into=folder)
+        train(*run, *ROWWISE, *third, "trainer.epochs=3", num_workers=1, into=folder)
+        assert len([text for text in warnings(folder) if ANEW in text]) == 1
+        folders.append(folder)
+    whole = values(folders[0])
+    assert {"accumulator/shop/embeddings", "m/dense/kernel"} <= {*whole}
+    for folder in folders[1:]:
+        check_equal(values(folder), whole, **SAME)
+
+
+def test_the_rates_of_both_fall_and_a_resumed_run_has_them(train):
+    lower = ("reduce_lr.metric=loss", "reduce_lr.mode=min", "reduce_lr.patience=1", "reduce_lr.min_delta=99")
+    run = (*two_optimizers.ARGUMENTS, *ROWWISE, *lower, "cluster=none")
+    _, folder = train(*run, "trainer.epochs=2")
+    _, folder = train(*run, "trainer.epochs=3", into=folder)
+    rates = [(event["learning_rate"], event["table_learning_rate"]) for event in events(folder, "epoch")]
+    assert rates == [pytest.approx((0.01, 0.05)), pytest.approx((0.01, 0.05)), pytest.approx((0.005, 0.025))]
+    changes = [(event["value"], event["reason"]) for event in events(folder, "learning_rate")]
+    assert [value for value, _ in changes] == pytest.approx([0.005, 0.025, 0.0025, 0.0125])
+    assert changes[1][1] == f"table_optimizer: {changes[0][1]}"
+    train(*run, "table_optimizer.learning_rate=0.1", "trainer.epochs=4", into=folder)
+    last = events(folder, "epoch")[-1]
+    assert (last["learning_rate"], last["table_learning_rate"]) == pytest.approx((0.0025, 0.1))

@@ -299,3 +299,21 @@ def test_what_was_planned_or_refused_leaves_no_folder_but_where_one_was_named(ps
         psrun("early_stopping.metric=val_x", "early_stopping.mode=max", *quick).code == 2
     )  # after TensorFlow's import
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.thorough
+def test_a_run_of_before_there_were_two_optimizers_goes_on_with_two_on_another_cluster(psrun):
+    first = psrun("optimizer=adam", "trainer.epochs=1", "trainer.steps_per_epoch=20")
+    for file in ("config.yaml", ".hydra/hydra.yaml", ".hydra/config.yaml"):
+        path = first.folder / file
+        lines = path.read_text().splitlines(keepends=True)
+        path.write_text("".join(line for line in lines if "table_optimizer" not in line))
+    resumed = f"resume={first.folder}"
+    assert psrun(resumed, "trainer.epochs=2").code == 0
+    layout = ("cluster=local", "cluster.num_workers=1", "partitioner=fixed_shards", "partitioner.num_shards=2")
+    done = psrun(resumed, "trainer.epochs=3", "table_optimizer=sparse_adagrad", *layout)
+    assert "the slots of tables start anew" in done.stdout + done.stderr
+    last = psrun(resumed, "trainer.epochs=4", "cluster=inprocess", "partitioner=none")  # with two, and their slots
+    assert (last.code, first.result["steps"]["applied"]) == (0, 80)
+    assert "start anew" not in last.stdout + last.stderr
+    assert any(each["variable"] == "accumulator/embedding/embeddings" for each in first.result["placement"])

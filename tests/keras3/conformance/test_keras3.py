@@ -124,6 +124,23 @@ def test_a_run_resumes_on_another_layout_with_its_slots(train):
 
 
 @thorough
+@pytest.mark.parametrize("name", ["reading", "sharded"])
+def test_tables_have_an_optimizer_of_their_own_as_in_the_twin(train, name):
+    """Tables of Keras' layer and of psrun's."""
+    both = ("optimizer=adam", "table_optimizer=rowwise_adagrad", "table_optimizer.learning_rate=0.5")
+    result, folder = train(*SEQUENCES, *model(name), *SHARDS, *both, num_workers=1)
+    twin, _ = train(*SEQUENCES, *model(name, library="tf_keras"), "cluster=none", *both, num_workers=1)
+    tolerance = 1e-5 if name == "reading" else 0.2  # the initial values of the other differ
+    assert result["metrics"]["loss"] == pytest.approx(twin["metrics"]["loss"], rel=tolerance)
+    assert [event["text"] for event in events(folder, "note")] == [
+        "RowwiseAdagrad updates word/embeddings; Adam updates all other variables"
+    ]
+    slots = {each["variable"]: each["variable_shape"] for each in result["placement"] if each["kind"] == "optimizer"}
+    assert slots["accumulator/word/embeddings"][1] == 1
+    assert "m/word/embeddings" not in slots
+
+
+@thorough
 def test_adapters_of_low_rank_train_alone_under_a_global_policy(train):
     import keras
 

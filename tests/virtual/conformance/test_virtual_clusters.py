@@ -96,10 +96,13 @@ MODES = {
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("mode", MODES)
-def test_each_example_is_applied_once(train, mode):
+@pytest.mark.parametrize(
+    ("mode", "more"),
+    [*((mode, ()) for mode in MODES), ("hybrid", ("table_optimizer=sparse_sgd", "table_optimizer.learning_rate=1"))],
+)
+def test_each_example_is_applied_once(train, mode, more):
     options, gradients, of_rows = MODES[mode]
-    run = counting.arguments(examples=256, batch=8)
+    run = [*counting.arguments(examples=256, batch=8), *more]
     times = ["cluster.num_workers=8", "cluster.step_deviation=1.0", "cluster.slow_workers={2: 0.1}",
              "checkpoint.every_steps=3", "trainer.steps_per_execution=1"]  # fmt: skip
     result, folder = train(*run, *VIRTUAL, *times, *options, "trainer.epochs=3")
