@@ -36,7 +36,7 @@ from psrun.program.compiled_model import Program, check_monitored_metric
 from psrun.results.events import LEARNING_RATES
 from psrun.tf_internals import checkpoints, messages, names
 from psrun.tf_internals.checkpoints import VALUE_SUFFIX, TableView, point_to, values_in_checkpoint
-from psrun.tf_internals.keras import layers_within, parts_of
+from psrun.tf_internals.keras import layers_within, parts_of, unscaled
 from psrun.tf_internals.strategies import shards_of, variables_of
 
 _LINK_NAME = "checkpoint"
@@ -438,11 +438,12 @@ def contents(program: Program, keys: Mapping[str, str]) -> Contents:
     """The content of checkpoints of the program, with its keys."""
     placed = [each for each in build.placement_of(program) if each.kind in ("model", "optimizer")]
     others: dict[str, Any] = {}
-    optimizer = type(program.optimizer).__name__
+    optimizer = program.optimizer
     if program.config.table_optimizer is not None:
-        optimizer, others["table_optimizer"] = (type(part).__name__ for part in parts_of(program.optimizer))
-        others["tables"] = embeddings.table_names(program.network)
-    return contents_of(optimizer, placed, keys, program.model, **others)
+        dense, tables = parts_of(optimizer)
+        optimizer = dense if optimizer is unscaled(optimizer) else optimizer
+        others = {"table_optimizer": type(tables).__name__, "tables": embeddings.table_names(program.network)}
+    return contents_of(type(optimizer).__name__, placed, keys, program.model, **others)
 
 
 def contents_of(optimizer: str, placed: list[Placed], keys: Mapping[str, str], model: Model, **others: Any) -> Contents:

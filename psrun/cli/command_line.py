@@ -775,8 +775,10 @@ def inherited_choices(choices: Mapping[str, Any], replaced: Collection[str]) -> 
     """
     inherited = {}
     for name, choice in choices.items():
-        group = name.partition("@")[0]
+        group, _, place = name.partition("@")
         if choice is None or group in replaced or group not in groups.ONE_CHOICE:
+            continue
+        if place and place.rpartition(".")[2] != group:  # such as optimizer@table_optimizer, which a file selects
             continue
         inherited[group] = choice
     return inherited

@@ -373,7 +373,9 @@ class NamedCheckpoint:
 
     def objects(self) -> dict[str, Any]:
         """All that holds values, by its key in checkpoints: variables, variables in shards, tables."""
-        objects, paths = self._view._descendants_with_paths()
+        # As while a save is traced: tf-keras 2.21 shows a loss scale to eager code only, so that no file has it.
+        with tf.Graph().as_default():
+            objects, paths = self._view._descendants_with_paths()
         holders = {}
         for each in objects:
             if VARIABLE_VALUE_KEY in each._gather_saveables_for_checkpoint():

@@ -51,6 +51,11 @@ def test_recorded_overrides_hold_unless_new_ones_replace_them(tmp_path):
     assert command_line.composed(["seed=3"]).hydra.overrides.task == ["seed=3"]
 
 
+def test_a_choice_that_a_file_takes_from_another_group_is_no_choice_of_the_run():
+    recorded_choices = {"optimizer": "adam", "optimizer@table_optimizer": "ftrl", "model@_global_.model": "dense"}
+    assert command_line.inherited_choices(recorded_choices, ()) == {"optimizer": "adam", "model": "dense"}
+
+
 @pytest.mark.parametrize("mode", ["train", "predict", "evaluate"])
 def test_a_run_that_may_only_be_read_is_reported(tmp_path, mode):
     folder = recorded(tmp_path / "run", "cluster=none", "model=dense")

@@ -8,6 +8,7 @@ import counting
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras
 import two_optimizers
 from outcomes import check_equal, events
 from support import SAME
@@ -95,6 +96,21 @@ def test_in_one_process_is_as_by_numpy(train):
     expected = two_optimizers.by_numpy(two_optimizers.Rowwise(), steps=6)
     _, folder = train(*two_optimizers.ARGUMENTS, *ROWWISE, "cluster=none")
     equal(folder, expected)
+
+
+@pytest.mark.thorough
+def test_a_scaled_loss_gives_the_same_numbers(train):
+    expected = two_optimizers.by_numpy(two_optimizers.Rowwise(), steps=6)
+    tf_keras.mixed_precision.set_global_policy("mixed_float16")  # of the model; its layers are of float64
+    try:
+        _, folder = train(*two_optimizers.ARGUMENTS, *ROWWISE, "cluster=none")
+        equal(folder, expected)
+        changed = ("table_optimizer=sparse_adagrad", "trainer.epochs=2")
+        train(*two_optimizers.ARGUMENTS, *ADAM, *changed, "cluster=none", into=folder)
+    finally:
+        tf_keras.mixed_precision.set_global_policy("float32")
+    (said,) = [text for text in warnings(folder) if ANEW in text]
+    assert said.startswith("the optimizer is LossScaleOptimizerV3, SparseAdagrad for tables")
 
 
 # -- every mode: tables and the dense variable count the examples by SGD with a rate of 1
