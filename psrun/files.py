@@ -69,18 +69,31 @@ def write_atomic(path: Path, text: str, *, durable: bool = False) -> None:
     Args:
       durable: whether to sync the file to disk before returning.
     """
-    # Processes of several hosts may write the same file; processes of containers have the same numbers.
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        temporary.write_text(text, encoding="utf-8")
+    with put_whole(path) as part:
+        part.write_text(text, encoding="utf-8")
         if durable:
-            sync(temporary)
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+            sync(part)
     if durable:
         sync(path.parent)
+
+
+@contextlib.contextmanager
+def put_whole(path: Path) -> Iterator[Path]:
+    """Yields a path beside `path` to write a file or a folder to: it is renamed at the end, and removed after an error.
+
+    A file replaces the file at `path`, but a folder none with content.
+
+    Raises:
+      OSError: it cannot be renamed.
+    """
+    # Processes of several hosts may write the same file; processes of containers have the same numbers.
+    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        yield part
+        part.replace(path)
+    finally:
+        with contextlib.suppress(OSError):
+            shutil.rmtree(part) if part.is_dir() else part.unlink(missing_ok=True)
 
 
 def sync(path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import pyarrow as pa
 import tensorflow as tf
 from pyarrow import csv, parquet
 
+from psrun import files
 from psrun.checkpoint import trained_model
 from psrun.checkpoint.storage import Store
 from psrun.config.run_config import RunConfig
@@ -74,12 +74,10 @@ def _values(feature: tf.Tensor, numbers: np.ndarray) -> Any:
 
 
 def _write(table: pa.Table, path: Path, file_format: str) -> None:
-    part = path.with_name(f".{path.name}.{os.getpid()}")
+    write = parquet.write_table if file_format == "parquet" else csv.write_csv
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write = parquet.write_table if file_format == "parquet" else csv.write_csv
-        write(table, part)
-        part.replace(path)
+        with files.put_whole(path) as part:
+            write(table, part)
     except OSError as error:
-        part.unlink(missing_ok=True)
         raise PsrunError(f"the recommendations could not be written to {path}: {error}") from error

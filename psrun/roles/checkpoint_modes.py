@@ -6,7 +6,6 @@ import contextlib
 import csv
 import functools
 import json
-import os
 import types
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -22,7 +21,7 @@ from pyarrow import parquet
 from rich.console import Console
 from rich.text import Text
 
-from psrun import parts
+from psrun import files, parts
 from psrun.checkpoint import storage, trained_model
 from psrun.checkpoint.storage import BEST_ONE, LATEST, Manifest, Store
 from psrun.cluster import strategy
@@ -239,17 +238,12 @@ def written(path: Path, file_format: str, layout: Layout) -> Iterator[Write]:
       PsrunError: the disk is full or the file cannot be written.
       ConfigError: two columns have one name.
     """
-    part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with WRITERS[file_format](part, layout) as write:
+        with files.put_whole(path) as part, WRITERS[file_format](part, layout) as write:
             yield write
-        part.replace(path)
     except (OSError, tf.errors.ResourceExhaustedError, tf.errors.PermissionDeniedError) as error:
         raise PsrunError(f"the predictions could not be written to {path}: {error}") from error
-    finally:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
 
 
 def _require_distinct(names: Sequence[str], kept: Collection[str] = ()) -> None:
