@@ -35,13 +35,14 @@ class Part:
 
     Attributes:
       start, length: along each axis.
-      offset: in bytes, in the file of that number.
+      offset, size: in bytes, in the file of that number.
     """
 
     start: tuple[int, ...]
     length: tuple[int, ...]
     file: int
     offset: int
+    size: int
 
 
 @dataclass
@@ -49,10 +50,12 @@ class Stored:
     """A value in a checkpoint.
 
     Attributes:
+      code: of its type, as TensorFlow has it.
       dtype: as NumPy calls it; empty for others, such as strings.
       parts: one of the whole value, or several.
     """
 
+    code: int
     dtype: str
     shape: tuple[int, ...]
     parts: list[Part] = field(default_factory=list)
@@ -96,21 +99,24 @@ class Bundle:
             elif key.startswith(b"\0"):
                 slices.append((key, fields))
             else:
-                stored = Stored(_DTYPES.get(_one(fields, 1), ""), _shape(fields))
+                stored = Stored(_one(fields, 1), _DTYPES.get(_one(fields, 1), ""), _shape(fields))
                 self.values[key.decode()] = stored
                 if 7 not in fields:
                     start = (0,) * len(stored.shape)
-                    stored.parts.append(Part(start, stored.shape, _one(fields, 3), _one(fields, 4)))
+                    stored.parts.append(Part(start, stored.shape, *_place(fields)))
         for key, fields in slices:
             name, extents = _slice_of(key)
             stored = self.values[name]
             start, length = zip(*extents)
             whole = zip(length, stored.shape)
             length = tuple(size if each < 0 else each for each, size in whole)
-            stored.parts.append(Part(start, length, _one(fields, 3), _one(fields, 4)))
+            stored.parts.append(Part(start, length, *_place(fields)))
 
-    def rows(self, key: str, first: int, count: int) -> np.ndarray:
+    def rows(self, key: str, first: int, count: int, into: np.ndarray | None = None) -> np.ndarray:
         """Rows of a value: a part of its first axis.
+
+        Args:
+          into: the array to fill, contiguous; None for a new one.
 
         Raises:
           OSError: a file cannot be read.
@@ -118,7 +124,7 @@ class Bundle:
         """
         stored = self.values[key]
         row_shape = stored.shape[1:]
-        found: np.ndarray = np.empty((count, *row_shape), stored.dtype)
+        found: np.ndarray = np.empty((count, *row_shape), stored.dtype) if into is None else into
         num_found = 0
         for part in stored.parts:
             if part.length[1:] != row_shape:
@@ -126,8 +132,7 @@ class Bundle:
             begin = max(first, part.start[0])
             end = min(first + count, part.start[0] + part.length[0])
             if begin < end:
-                held = self._read(stored, part, begin - part.start[0], (end - begin, *row_shape))
-                found[begin - first : end - first] = held
+                self._read(part, begin - part.start[0], found[begin - first : end - first])
                 num_found += end - begin
         if num_found != count:
             raise ValueError(f"{key} has {num_found} of the rows {first} to {first + count}")
@@ -138,17 +143,45 @@ class Bundle:
         stored = self.values[key]
         if stored.shape:
             return self.rows(key, 0, stored.shape[0])
-        return self._read(stored, stored.parts[0], 0, ())
+        return np.frombuffer(self.raw(key), stored.dtype).reshape(())
 
-    def _read(self, stored: Stored, part: Part, first: int, shape: tuple[int, ...]) -> np.ndarray:
-        """Values of a part from its row `first` on."""
+    def raw(self, key: str) -> bytes:
+        """The bytes of a value of any type, as the file has them.
+
+        Raises:
+          OSError: a file cannot be read.
+          ValueError: the value is cut.
+        """
+        if len(self.values[key].parts) != 1:
+            raise ValueError(f"{key} is cut")
+        (part,) = self.values[key].parts
+        held: np.ndarray = np.empty((part.size,), np.uint8)
+        self._read(part, 0, held)
+        return held.tobytes()
+
+    def _read(self, part: Part, first: int, into: np.ndarray) -> None:
+        """Reads values of a part, from its row `first` on."""
         path = f"{self._prefix}.data-{part.file:05d}-of-{self._num_files:05d}"
-        row_bytes = math.prod(shape[1:]) * np.dtype(stored.dtype).itemsize
-        count = math.prod(shape)
-        values = np.fromfile(path, stored.dtype, count, offset=part.offset + first * row_bytes)
-        if values.size != count:
-            raise ValueError(f"{path} ends before its values do")
-        return values.reshape(shape)
+        row_bytes = math.prod(into.shape[1:]) * into.itemsize
+        with open(path, "rb", buffering=0) as file:
+            file.seek(part.offset + first * row_bytes)
+            if into.size and file.readinto(into.data.cast("B")) != into.nbytes:
+                raise ValueError(f"{path} ends before its values do")
+
+
+def strings(raw: bytes, count: int) -> list[bytes]:
+    """The texts of a value of so many, from its bytes: their lengths, four bytes of a checksum, the texts."""
+    place = 0
+    lengths = []
+    for _ in range(count):
+        length, place = _varint(raw, place)
+        lengths.append(length)
+    place += 4
+    texts = []
+    for length in lengths:
+        texts.append(raw[place : place + length])
+        place += length
+    return texts
 
 
 # -- the index
@@ -225,6 +258,11 @@ def _fields(message: bytes) -> dict[int, list[Any]]:
 def _one(fields: dict[int, list[Any]], number: int) -> int:
     """The value of a field of numbers, which is not written if it is 0."""
     return fields.get(number, [0])[0]
+
+
+def _place(fields: dict[int, list[Any]]) -> tuple[int, int, int]:
+    """The file, the offset and the size of a value."""
+    return _one(fields, 3), _one(fields, 4), _one(fields, 5)
 
 
 def _shape(fields: dict[int, list[Any]]) -> tuple[int, ...]:

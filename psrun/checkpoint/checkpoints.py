@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import math
 import os
 import re
@@ -305,6 +306,7 @@ class Checkpoints:
         self._contents = contents
         self._saving = saving
         self._optimizers = parts_of(program.optimizer)
+        self._vocabularies = embeddings.vocabularies(program.model.ids)  # which the first save writes
 
     @property
     def held_bytes(self) -> dict[str, int]:
@@ -348,6 +350,8 @@ class Checkpoints:
         step = new_manifest.step
         try:
             store.make_room(step)
+            store.write_vocabularies(self._vocabularies)
+            self._vocabularies = {}
             self._saving.write(store.prefix(step))
             store.complete(new_manifest)
         except (tf.errors.OpError, OSError) as error:
@@ -437,13 +441,33 @@ def learning_rates(program: Program) -> dict[str, Any]:
 def contents(program: Program, keys: Mapping[str, str]) -> Contents:
     """The content of checkpoints of the program, with its keys."""
     placed = [each for each in build.placement_of(program) if each.kind in ("model", "optimizer")]
-    others: dict[str, Any] = {}
     optimizer = program.optimizer
+    others: dict[str, Any] = {"constants": {"optimizer": _constants(parts_of(optimizer)[0])}}
     if program.config.table_optimizer is not None:
         dense, tables = parts_of(optimizer)
         optimizer = dense if optimizer is unscaled(optimizer) else optimizer
-        others = {"table_optimizer": type(tables).__name__, "tables": embeddings.table_names(program.network)}
+        others["constants"]["table_optimizer"] = _constants(tables)
+        others |= {
+            "table_optimizer": type(tables).__name__,
+            "updated_tables": embeddings.table_names(program.network),
+        }
+    others["tables"] = embeddings.described(program.network, program.model.ids)
     return contents_of(type(optimizer).__name__, placed, keys, program.model, **others)
+
+
+def _constants(optimizer: Any) -> dict[str, Any]:
+    """The numbers of the configuration of an optimizer, and of a schedule the configuration, as JSON has them."""
+    try:
+        configuration = optimizer.get_config()
+    except NotImplementedError:  # a class of the user without a configuration
+        return {}
+    numbers = {}
+    for name, value in configuration.items():
+        if isinstance(value, np.generic):
+            value = value.item()
+        if isinstance(value, int | float) or name == "learning_rate":
+            numbers[name] = value
+    return json.loads(json.dumps(numbers, default=str))
 
 
 def contents_of(optimizer: str, placed: list[Placed], keys: Mapping[str, str], model: Model, **others: Any) -> Contents:
@@ -453,7 +477,7 @@ def contents_of(optimizer: str, placed: list[Placed], keys: Mapping[str, str], m
       optimizer: the name of its class; empty without one.
       placed: the shards of all variables.
       keys: by name, the key of each value.
-      others: `table_optimizer` and `tables` of `Contents`.
+      others: of the attributes of `Contents`.
     """
     digests = adapted(model.network)
     return Contents.of(optimizer, placed, keys, adapted=digests, hashed_integers=model.hashed_integers, **others)

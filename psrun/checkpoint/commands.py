@@ -1,4 +1,4 @@
-"""`psrun checkpoint inspect|verify|diff|export`: content and health of checkpoints, without a cluster."""
+"""`psrun checkpoint inspect|verify|diff|export|import`: content and health of checkpoints, without a cluster."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from rich.table import Table
 
 from psrun import process
 from psrun.checkpoint.storage import EXPORT_FORMATS, PREFIX, Manifest, Store, described
+from psrun.config.groups import run_argument
 from psrun.errors import ConfigError, ExitCode
 from psrun.results import run_state
+from psrun.results.run_folder import RESULT
 
 _PATH = "a run folder, its checkpoints folder, or a checkpoint, such as runs/RUN/checkpoints/ckpt-500"
 
@@ -28,7 +30,7 @@ def main(arguments: list[str]) -> ExitCode:
       SystemExit: from argparse, for --help and for invalid arguments.
     """
     parser = argparse.ArgumentParser(prog="psrun checkpoint", description=__doc__.partition(": ")[2])
-    subcommands = parser.add_subparsers(dest="subcommand", required=True, metavar="inspect|verify|diff|export")
+    subcommands = parser.add_subparsers(dest="subcommand", required=True, metavar="inspect|verify|diff|export|import")
     for name, text, function in (
         ("inspect", "list checkpoints, or the variables, shards and bytes of one", _inspect),
         (
@@ -38,18 +40,22 @@ def main(arguments: list[str]) -> ExitCode:
         ),
         ("diff", "compare two checkpoints value by value; exit code 1 if they differ", _diff),
         ("export", "write tables, slots and weights for other frameworks, without TensorFlow", _export),
+        ("import", "make a run folder of what export wrote, with the values that its files have by now", _import),
     ):
         part = subcommands.add_parser(name, help=text, description=text)
         part.set_defaults(function=function)
         for argument in ("path", "other") if name == "diff" else ("path",):
-            part.add_argument(argument, type=Path, help=_PATH)
+            about = "the folder that export wrote" if name == "import" else _PATH
+            part.add_argument(argument, type=Path, help=about)
         if name == "export":
             part.add_argument("--to", type=Path, required=True, metavar="FOLDER", help="the folder to write, a new one")
             part.add_argument("--format", choices=EXPORT_FORMATS, default=EXPORT_FORMATS[0], help="of the files")
+        if name == "import":
+            part.add_argument("--to", type=Path, required=True, metavar="RUN", help="the run folder to make, a new one")
     options = vars(parser.parse_args(arguments))
     function = options.pop("function")
     for name in ("path", "other"):
-        if name in options:
+        if name in options and function is not _import:
             options[name] = run_state.find_named(str(options[name])) or options[name]
     del options["subcommand"]
     return function(Console(highlight=False), **options)
@@ -132,6 +138,19 @@ def _export(console: Console, path: Path, to: Path, format: str) -> ExitCode:
     about = exchange.export(store, store.steps()[0] if step is None else step, to, format)
     num_tables = len(about["tables"])
     console.print(f"{to}: {num_tables} tables and {exchange.ABOUT}, of step {about['step']}", soft_wrap=True)
+    if any(table["row_order"] == "unknown" for table in about["tables"].values()):
+        message = "it is unknown which ids the rows of some tables belong to: row_order is unknown there"
+        console.print("[yellow]warning:[/yellow]", message, soft_wrap=True)
+    return ExitCode.DONE
+
+
+def _import(console: Console, path: Path, to: Path) -> ExitCode:
+    with process.silent_stderr():
+        importing = importlib.import_module("psrun.checkpoint.importing")  # only this command and diff need TensorFlow
+        manifest = importing.restore(path, to)
+    run = run_argument(to)
+    hint = f"; psrun resume {run} goes on from it" if (to / RESULT).exists() else ""
+    console.print(f"{to} has the checkpoint of step {manifest.step}{hint}", soft_wrap=True)
     return ExitCode.DONE
 
 

@@ -1,17 +1,21 @@
 """The tables and weights of a checkpoint in files that other frameworks read, written in pieces without TensorFlow.
 
 A folder has a file for each embedding table, with its rows in the order of their ids and its slots beside them; a file
-of all other values; and `psrun-checkpoint.json`, which describes them.
+of all other values; and `psrun-checkpoint.json`, which describes them. For the way back, the folder `run` has what a
+run needs besides values, with the index and the manifest of the checkpoint, and `others.json` the values whose types
+NumPy does not have.
 """
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import json
-import os
 import shutil
 import struct
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -20,17 +24,24 @@ import numpy as np
 import pyarrow
 from pyarrow import parquet
 
+from psrun import files
 from psrun.checkpoint.bundle import Bundle
-from psrun.checkpoint.storage import Contents, Manifest, Store
+from psrun.checkpoint.storage import Contents, Manifest, Store, manifest_path
 from psrun.errors import CheckpointError, ConfigError
+from psrun.optimizers.formulas import formula
+from psrun.results.run_folder import RunFolder
 
 ABOUT = "psrun-checkpoint.json"
+OTHERS = "others.json"
+RUN = "run"
+CHECKPOINTS = "checkpoints"  # in it
 ROWS = "rows"  # of a table, beside its slots
-_DENSE = "dense"
-_TABLES = "tables"
-_VERSION = 1
-_PIECE_BYTES = 32 << 20
-_SAFETENSORS = {
+DENSE = "dense"
+TABLES = "tables"
+VERSION = 1
+PIECE_BYTES = 32 << 20
+_RATE = "optimizer/_learning_rate/"  # of the key of the learning rate of an optimizer without a schedule
+SAFETENSORS = {
     "float64": "F64", "float32": "F32", "float16": "F16", "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8",
     "uint64": "U64", "uint32": "U32", "uint16": "U16", "uint8": "U8", "bool": "BOOL",
 }  # fmt: skip
@@ -43,11 +54,13 @@ class Tensor:
     Attributes:
       key: in the checkpoint.
       shape: as it is written: a slot with one number for each row is a vector.
+      column_bits: of the order of its rows in the checkpoint, see `psrun.program.embeddings.described`.
     """
 
     bundle: Bundle
     key: str
     shape: tuple[int, ...]
+    column_bits: int = 0
 
     @property
     def dtype(self) -> str:
@@ -63,8 +76,22 @@ class Tensor:
             file.write(np.ascontiguousarray(piece).data)
 
     def piece(self, first: int, count: int) -> np.ndarray:
-        """Some rows."""
-        return self.bundle.rows(self.key, first, count).reshape(count, *self.shape[1:])
+        """Some rows in the order of their ids; both numbers are multiples of 2^column_bits."""
+        if not self.column_bits:
+            return self.bundle.rows(self.key, first, count).reshape(count, *self.shape[1:])
+        found: np.ndarray = np.empty((1 << self.column_bits, count >> self.column_bits, *self.shape[1:]), self.dtype)
+        stored = found.reshape(*found.shape[:2], *self.bundle.values[self.key].shape[1:])
+        for row, column in self.columns(first):
+            self.bundle.rows(self.key, row, found.shape[1], into=stored[column])
+        return found.swapaxes(0, 1).reshape(count, *self.shape[1:])
+
+    def columns(self, first: int) -> Iterator[tuple[int, int]]:
+        """The row in the checkpoint of the id `first`, a multiple of 2^column_bits, and of each id behind it.
+
+        With each, the number of the id from `first` on, below 2^column_bits.
+        """
+        for column in range(1 << self.column_bits):
+            yield (column * self.shape[0] + first) >> self.column_bits, column
 
     def _pieces(self) -> Iterator[np.ndarray]:
         """All values in order, in pieces of bounded size."""
@@ -72,9 +99,14 @@ class Tensor:
             yield self.bundle.whole(self.key)
             return
         row_bytes = max(1, self.num_bytes // max(1, self.shape[0]))
-        most = max(1, _PIECE_BYTES // row_bytes)
+        most = piece_rows(row_bytes, self.column_bits)
         for first in range(0, self.shape[0], most):
             yield self.piece(first, min(most, self.shape[0] - first))
+
+
+def piece_rows(row_bytes: int, column_bits: int) -> int:
+    """The number of rows of a piece, a multiple of 2^column_bits."""
+    return max(1, PIECE_BYTES // max(1, row_bytes) >> column_bits) << column_bits
 
 
 def export(store: Store, step: int, folder: Path, form: str) -> dict[str, Any]:
@@ -94,42 +126,107 @@ def export(store: Store, step: int, folder: Path, form: str) -> dict[str, Any]:
     """
     if folder.exists():
         raise ConfigError(f"{folder} exists: choose another folder")
-    damage = store.damage(step)
-    if damage:
-        raise CheckpointError(f"{store.prefix(step)} is damaged: {damage}")
-    partly = folder.with_name(f".{folder.name}.{os.getpid()}")
     try:
-        (partly / _TABLES).mkdir(parents=True)
-        about = _write(store.manifest(step), Bundle(store.prefix(step)), partly, form)
-        partly.rename(folder)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with files.put_whole(folder) as partly, _verified(store, step):
+            (partly / TABLES).mkdir(parents=True)
+            _copy_record(store, step, partly / RUN)
+            return _write(store.manifest(step), Bundle(store.prefix(step)), partly, form)
     except OSError as error:
         raise CheckpointError(f"{folder} could not be written: {error.strerror or error}") from error
     except ValueError as error:
         raise CheckpointError(f"{store.prefix(step)} cannot be exported: {error}") from error
-    finally:
-        shutil.rmtree(partly, ignore_errors=True)
-    return about
+
+
+@contextlib.contextmanager
+def _verified(store: Store, step: int) -> Iterator[None]:
+    """Verifies a checkpoint in another thread while it is read in the context. Raises CheckpointError at its end."""
+    with ThreadPoolExecutor(1) as pool:
+        verification = pool.submit(store.damage, step)
+        try:
+            yield
+        finally:  # what a damaged checkpoint has led to is no news
+            damage = verification.result()
+            if damage:
+                raise CheckpointError(f"{store.prefix(step)} is damaged: {damage}")
+
+
+def _copy_record(store: Store, step: int, to: Path) -> None:
+    """Copies the record of the run, the index, the manifest and the vocabularies."""
+    RunFolder(store.folder.parent).copy_record(to)
+    new = Store(to / CHECKPOINTS)
+    new.folder.mkdir(parents=True)
+    for path in (Path(f"{store.prefix(step)}.index"), manifest_path(store.prefix(step))):
+        shutil.copyfile(path, new.folder / path.name)
+    if store.vocabularies.exists():
+        shutil.copytree(store.vocabularies, new.vocabularies)
 
 
 def _write(manifest: Manifest, bundle: Bundle, folder: Path, form: str) -> dict[str, Any]:
     contents = manifest.contents
-    tables, dense = _divided(contents)
-    about: dict[str, Any] = {"version": _VERSION, "psrun": manifest.psrun, "step": manifest.step}
-    about |= {"position": asdict(manifest.position), "optimizer": contents.optimizer}
-    about |= {"learning_rate": manifest.learning_rate, "tables": {}}
-    for table, names in tables.items():
-        tensors = {}
-        for name, variable in names.items():
-            tensors[name] = _tensor(bundle, contents.keys[variable], is_slot=name != ROWS)
-        file = f"{_TABLES}/{table.replace('/', '.')}.{form}"
+    tables, dense = values(contents, bundle)
+    about: dict[str, Any] = {"version": VERSION, "psrun": manifest.psrun, "step": manifest.step}
+    about |= {"position": asdict(manifest.position), "optimizer": _optimizer(manifest, bundle, dense), TABLES: {}}
+    for table, tensors in tables.items():
+        file = f"{TABLES}/{table.replace('/', '.')}.{form}"
         _WRITERS[form](folder / file, tensors)
-        about["tables"][table] = {"file": file, **_described(tensors)}
+        about[TABLES][table] = {"file": file, **_ids(contents, table), **_described(tensors)}
     rest = "npz" if form == "npz" else "safetensors"
-    tensors = {name: _tensor(bundle, contents.keys[name]) for name in dense}
-    _WRITERS[rest](folder / f"{_DENSE}.{rest}", tensors)
-    about[_DENSE] = {"file": f"{_DENSE}.{rest}", **_described(tensors)}
+    _WRITERS[rest](folder / f"{DENSE}.{rest}", dense)
+    about[DENSE] = {"file": f"{DENSE}.{rest}", **_described(dense)}
+    written = {tensor.key for tensors in (dense, *tables.values()) for tensor in tensors.values()}
+    others = {key: base64.b64encode(bundle.raw(key)).decode() for key in bundle.values if key not in written}
+    (folder / OTHERS).write_text(json.dumps(others) + "\n", encoding="utf-8")
     (folder / ABOUT).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
     return about
+
+
+def values(contents: Contents, bundle: Bundle) -> tuple[dict[str, dict[str, Tensor]], dict[str, Tensor]]:
+    """The rows and slots of each table by their names in files, and all other values that NumPy has a type for.
+
+    Raises:
+      ValueError: the index has no such value, or one of a table has another type.
+    """
+    missing = [key for key in contents.keys.values() if key not in bundle.values]
+    if missing:
+        raise ValueError(f"the index lacks {missing[0]}")
+    tables, others = _divided(contents)
+    by_table = {}
+    for table, names in tables.items():
+        column_bits = (contents.tables or {}).get(table, {}).get("column_bits", 0)
+        tensors = {}
+        for name, variable in names.items():
+            tensors[name] = _of_table(bundle, contents.keys[variable], column_bits, is_slot=name != ROWS)
+        by_table[table] = tensors
+    dense = {}
+    for name in others:
+        stored = bundle.values[contents.keys[name]]
+        if stored.dtype:
+            dense[name] = Tensor(bundle, contents.keys[name], stored.shape)
+    return by_table, dense
+
+
+def _optimizer(manifest: Manifest, bundle: Bundle, dense: Mapping[str, Tensor]) -> dict[str, Any]:
+    contents = manifest.contents
+    constants = dict(contents.constants.get("optimizer", {}))
+    for tensor in dense.values():
+        if tensor.key.startswith(_RATE):  # callbacks may have changed it
+            constants["learning_rate"] = float(bundle.whole(tensor.key))
+    formula_text = formula(contents.optimizer, constants)
+    return {"class": contents.optimizer, "constants": constants, "formula": formula_text}
+
+
+def _ids(contents: Contents, table: str) -> dict[str, Any]:
+    """Which ids the rows of a table belong to: row i is of id i, unless `row_order` is unknown."""
+    known = (contents.tables or {}).get(table)
+    if known is None:
+        return {"row_order": "unknown"}
+    features = {}
+    for name, rule in known["features"].items():
+        features[name] = dict(rule)
+        if "vocabulary" in rule:
+            features[name]["vocabulary"] = f"{RUN}/{CHECKPOINTS}/vocabularies/{rule['vocabulary']}"
+    return {"row_order": "ids", "num_ids": known["num_ids"], "oov_row": known["oov_row"], "features": features}
 
 
 def _divided(contents: Contents) -> tuple[dict[str, dict[str, str]], list[str]]:
@@ -154,12 +251,12 @@ def _divided(contents: Contents) -> tuple[dict[str, dict[str, str]], list[str]]:
     return tables, dense
 
 
-def _tensor(bundle: Bundle, key: str, *, is_slot: bool = False) -> Tensor:
+def _of_table(bundle: Bundle, key: str, column_bits: int, *, is_slot: bool) -> Tensor:
     stored = bundle.values[key]
     if not stored.dtype:
         raise ValueError(f"{key} has values of a type that NumPy does not have")
     is_by_row = is_slot and len(stored.shape) == 2 and stored.shape[1] == 1
-    return Tensor(bundle, key, stored.shape[:1] if is_by_row else stored.shape)
+    return Tensor(bundle, key, stored.shape[:1] if is_by_row else stored.shape, column_bits)
 
 
 def _described(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -175,7 +272,7 @@ def _write_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     end = 0
     for name, tensor in tensors.items():
         begin, end = end, end + tensor.num_bytes
-        header[name] = {"dtype": _SAFETENSORS[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+        header[name] = {"dtype": SAFETENSORS[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     with path.open("wb") as file:
@@ -203,8 +300,8 @@ def _write_parquet(path: Path, tensors: Mapping[str, Tensor]) -> None:
     schema = pyarrow.schema(fields)
     num_rows = tensors[ROWS].shape[0]
     row_bytes = sum(tensor.num_bytes for tensor in tensors.values()) // max(1, num_rows)
-    most = max(1, _PIECE_BYTES // max(1, row_bytes))
-    with parquet.ParquetWriter(path, schema) as writer:
+    most = piece_rows(row_bytes, tensors[ROWS].column_bits)
+    with parquet.ParquetWriter(path, schema, write_page_checksum=True) as writer:
         for first in range(0, num_rows, most):
             count = min(most, num_rows - first)
             columns = [pyarrow.array(np.arange(first, first + count))]

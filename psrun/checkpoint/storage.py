@@ -14,7 +14,7 @@ import math
 import re
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
@@ -81,12 +81,15 @@ class Contents:
     Attributes:
       optimizer: the name of its class; of two, the one of dense weights.
       table_optimizer: the class of the optimizer of tables; empty where `optimizer` updates them.
-      tables: the names of the tables that it updates.
+      updated_tables: the names of the tables that it updates.
       model, slots: the variables of the model and of the optimizer.
       shards: the shards with their tasks and bytes.
       keys: by name, the key of each value in the checkpoint.
       adapted: by layer, the digest of the vocabulary or the bins that its `adapt` found in data.
       hashed_integers: by feature of integers that are hashed to ids, the hash function.
+      constants: by 'optimizer' and 'table_optimizer', the numbers of its configuration by name.
+      tables: by embedding table, which ids its rows belong to: see `psrun.program.embeddings.described`; None if an
+        earlier version wrote the checkpoint.
     """
 
     optimizer: str
@@ -97,14 +100,16 @@ class Contents:
     adapted: Mapping[str, str] = field(default_factory=dict)
     hashed_integers: Mapping[str, str] = field(default_factory=dict)
     table_optimizer: str = ""
-    tables: Sequence[str] = field(default_factory=list)
+    updated_tables: Sequence[str] = field(default_factory=list)
+    constants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    tables: Mapping[str, Mapping[str, Any]] | None = None
 
     @classmethod
     def of(cls, optimizer: str, placed: list[Placed], keys: Mapping[str, str], **others: Any) -> Contents:
         """The content of checkpoints with these variables.
 
         Args:
-          others: `adapted`, `hashed_integers`, `table_optimizer` and `tables`.
+          others: by the names of attributes.
         """
         variables: dict[str, dict[str, Any]] = {"model": {}, "optimizer": {}}
         for shard in placed:
@@ -130,7 +135,7 @@ class Contents:
         """The slots of tables, there and here, if another optimizer updates the tables here: they start anew."""
         if (self.table_optimizer or self.optimizer) == (here.table_optimizer or here.optimizer):
             return set()
-        ends = tuple(f"/{table}" for table in {*self.tables, *here.tables})
+        ends = tuple(f"/{table}" for table in {*self.updated_tables, *here.updated_tables})
         return {name for name in (*self.slots, *here.slots) if name.endswith(ends)}
 
     @property
@@ -262,6 +267,11 @@ class Store:
         self.folder = folder
         self._passed_over: set[int] = set()
 
+    @property
+    def vocabularies(self) -> Path:
+        """The folder with a file for each vocabulary that `Contents.tables` names."""
+        return self.folder / "vocabularies"
+
     def prefix(self, step: int) -> str:
         """TensorFlow's path of the checkpoint of `step`."""
         return str(self.folder / f"{PREFIX}-{step}")
@@ -371,6 +381,13 @@ class Store:
                 with contextlib.suppress(OSError):  # a server put a new file into the folder that is being removed
                     _delete(file)
             time.sleep(_LOOK_EVERY_S)
+
+    def write_vocabularies(self, vocabularies: Mapping[str, Iterable[Any]]) -> None:
+        """Writes the values of each file of `vocabularies`, in JSON, one a line. Raises OSError."""
+        for name, values in vocabularies.items():
+            self.vocabularies.mkdir(parents=True, exist_ok=True)
+            with files.put_whole(self.vocabularies / name) as part, part.open("w", encoding="utf-8") as file:
+                file.writelines(f"{json.dumps(value, ensure_ascii=False)}\n" for value in values)
 
     def complete(self, held: Manifest) -> Manifest:
         """Completes a checkpoint after TensorFlow has written its files: syncs them to disk and writes the manifest.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias
@@ -165,6 +165,16 @@ class Feature:
     @property
     def is_list(self) -> bool:
         return self.max_values is not None
+
+    def listed(self) -> Iterator[str | int]:
+        """The values of the vocabulary. Raises OSError if its file cannot be read."""
+        if not isinstance(self.vocabulary, Path):
+            yield from self.vocabulary or ()
+            return
+        with self.vocabulary.open(encoding="utf-8") as lines:
+            for line in lines:
+                value = line.removesuffix("\n")
+                yield int(value) if self.dtype.is_integer else value
 
 
 def task_of(source: DataSource) -> str | None:

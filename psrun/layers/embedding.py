@@ -79,8 +79,8 @@ class Embedding(EmbeddingLayer):
         self.wire = wire
         self.oov = oov
         self.combiner = combiner
-        self._order = RowOrder.of(input_dim + (oov == "row"))
-        self.num_rows = self._order.num_rows
+        self.order = RowOrder.of(input_dim + (oov == "row"))
+        self.num_rows = self.order.num_rows
 
     def build(self, input_shape: Any) -> None:
         self.embeddings = self.add_weight(
@@ -108,7 +108,7 @@ class Embedding(EmbeddingLayer):
             inside = (tf.size(ids) == 0) | ((least >= 0) & (greatest < self.input_dim))
             with tf.control_dependencies(assertion(inside, message, least, greatest)):
                 ids = tf.identity(ids)
-        return lookup.rows_in_tables(tf.cast(ids, tf.int32), [self._order])
+        return lookup.rows_in_tables(tf.cast(ids, tf.int32), [self.order])
 
     def call(self, ids: Any, weights: Any = None) -> tf.Tensor:
         checked = lookup.checked_weights(ids, weights, self.combiner, f"{self.name}: the input")

@@ -88,6 +88,11 @@ class Model:
         names: Sequence[str] = getattr(self.preprocessing, "hashed_integers", ())
         return dict.fromkeys(names, IntegerHashing.FUNCTION)
 
+    @property
+    def ids(self) -> dict[str, Feature]:
+        """The features whose values psrun's preprocessing replaces by ids."""
+        return getattr(self.preprocessing, "with_ids", {})
+
     def preprocessed(self, features: dict[str, tf.Tensor]) -> Any:
         """The inputs of `network` for a batch of raw features."""
         return features if self.preprocessing is None else converted(self.preprocessing)(features)
@@ -173,6 +178,11 @@ class Preparation(tf_keras.layers.Layer):
         for columns in self._plan.ids:
             sizes.update(zip(columns.features, columns.transform.num_ids))
         return {name: sizes[name] for name in self._plan.features if name in sizes}
+
+    @property
+    def with_ids(self) -> dict[str, Feature]:
+        """The features whose values are replaced by ids."""
+        return {name: self._plan.features[name] for name in self.num_ids}
 
     @property
     def hashed_integers(self) -> tuple[str, ...]:

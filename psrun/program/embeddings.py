@@ -17,7 +17,9 @@ from psrun.cluster.placement import Placed
 from psrun.data.source import Feature
 from psrun.errors import ConfigError, DataError, Problem
 from psrun.layers.collection import EMBEDDINGS, EmbeddingCollection, Stack
+from psrun.layers.embedding import Embedding
 from psrun.layers.lookup import DISTINCT_TO_PAY, EmbeddingLayer
+from psrun.models.model import IntegerHashing
 from psrun.program.adapters import AdaptedModel
 from psrun.tf_internals import keras
 from psrun.tf_internals.messages import outside_lookup
@@ -115,6 +117,67 @@ def decide_deduplication(network: tf_keras.Model, features: Any) -> list[Dedupli
             undecided.decide(distinct < DISTINCT_TO_PAY)
             decisions.append(Deduplication(undecided.name, distinct < DISTINCT_TO_PAY, round(distinct, 3)))
     return decisions
+
+
+def described(network: tf_keras.Model, features: Mapping[str, Feature]) -> dict[str, dict[str, Any]]:
+    """By embedding table, which ids its rows belong to.
+
+    Args:
+      features: whose values psrun replaces by ids.
+
+    Returns:
+      For each table, as JSON has it:
+      - `num_ids`, and `oov_row`: whether all other ids share a row behind these.
+      - `column_bits`, b: the row of id i among n rows is (i mod 2^b) n / 2^b + i / 2^b, each term rounded down. Rows
+        that belong to no id have the greatest numbers i.
+      - `features`: those that are looked up in it, as far as known. If psrun replaces their values by ids, with
+        `num_buckets` and `hash`, or with the file `vocabulary`: the value in line i, from 1 on, has the id i, and all
+        others have the id 0.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for layer in keras.layers_within(network):
+        if isinstance(layer, EmbeddingCollection):
+            for stack in layer.stacks:
+                for table, order in zip(stack.tables, stack.orders):
+                    rules = {name: _rule(name, features.get(name)) for name in table.features}
+                    found[table.name] = _ids(table.num_ids, layer.oov == "row", order.column_bits, rules)
+        elif isinstance(layer, Embedding | tf_keras.layers.Embedding):
+            name = name_of(layer.embeddings).removesuffix(f"/{EMBEDDINGS}")
+            rules = {name: _rule(name, features.get(name)) for name in _looked_up(network, layer)}
+            has_order = isinstance(layer, Embedding)
+            column_bits = layer.order.column_bits if has_order else 0
+            found[name] = _ids(layer.input_dim, has_order and layer.oov == "row", column_bits, rules)
+    return found
+
+
+def _ids(num_ids: int, oov_row: bool, column_bits: int, features: Mapping[str, Any]) -> dict[str, Any]:
+    return {"num_ids": num_ids, "oov_row": oov_row, "column_bits": column_bits, "features": features}
+
+
+def _looked_up(network: tf_keras.Model, layer: tf_keras.layers.Layer) -> list[str]:
+    """The inputs of a functional model on which it calls a layer."""
+    inputs = network.input_names if keras.is_functional(network) else []
+    names = [tensor.name for node in layer.inbound_nodes for tensor in tf.nest.flatten(node.input_tensors)]
+    return [each for each in inputs if each in names]
+
+
+def _rule(name: str, feature: Feature | None) -> dict[str, Any]:
+    if feature is None:
+        return {}
+    rule = {"dtype": feature.dtype.name}
+    if feature.vocabulary is not None:
+        return {**rule, "vocabulary": _vocabulary_file(name)}
+    hashing = IntegerHashing.FUNCTION if feature.dtype.is_integer else "farmhash64"
+    return {**rule, "num_buckets": feature.num_buckets, "hash": hashing}
+
+
+def _vocabulary_file(feature: str) -> str:
+    return f"{feature.replace('/', '.')}.jsonl"
+
+
+def vocabularies(features: Mapping[str, Feature]) -> dict[str, Iterable[Any]]:
+    """The values of each vocabulary by the name of its file, as `described` has it."""
+    return {_vocabulary_file(name): each.listed() for name, each in features.items() if each.vocabulary is not None}
 
 
 def stacks_of(network: tf_keras.Model) -> list[Stack]:

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -48,6 +49,7 @@ DATA = "data.json"  # facts about the data that are too large for run.json, as o
 _LARGE_FACT_BYTES = 32 << 10
 PLACEMENT = "placement.json"  # of more variables than run.json takes
 _LARGE_PLACEMENT_BYTES = 128 << 10
+VOCABULARIES = "vocabularies"  # the folder of files with long vocabularies that facts about the data name
 _MORE = "more_in"  # the key, among the facts about the data, that names the file
 _LOGS = ("supervisor", "planner", "fork-server", "console")  # beside those of tasks
 PLANNED = "planned"  # the status that is shown of a plan
@@ -194,6 +196,25 @@ class RunFolder(Journal):
             files.write_atomic(self.root.path / DATA, json.dumps(large, allow_nan=False) + "\n")
         small = {name: value for name, value in whole.items() if name not in large}
         self.emit("data", data={**small, _MORE: DATA})
+
+    def copy_record(self, to: Path) -> None:
+        """Makes a folder with what a run needs to be resumed there, besides a checkpoint; without a run, an empty one.
+
+        Raises:
+          OSError: a file cannot be read or written.
+        """
+        to.mkdir(parents=True)
+        if not self.has_run:
+            return
+        for name in (CONFIG, *HYDRA, DATA):
+            if (self.path / name).exists():
+                (to / name).parent.mkdir(exist_ok=True)
+                shutil.copyfile(self.path / name, to / name)
+        if (self.path / VOCABULARIES).exists():
+            shutil.copytree(self.path / VOCABULARIES, to / VOCABULARIES)
+        kept = {name: value for name, value in self.stored().items() if name in ("mode", "overrides", "data")}
+        text = json.dumps({"status": "interrupted", **kept}, indent=2)
+        files.write_atomic(to / RESULT, text + "\n")
 
     @property
     def has_run(self) -> bool:

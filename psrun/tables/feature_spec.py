@@ -13,12 +13,12 @@ from psrun.config import schema
 from psrun.data.lists import COMBINERS, ENDS, length_name, weights_name
 from psrun.errors import ConfigError, DataError, Problem
 from psrun.files import write_atomic
+from psrun.results.run_folder import VOCABULARIES
 from psrun.tables.columns import ColumnSpec, converted_value
 from psrun.tables.notations import NO_NOTATION, Notation
 
 LIST_ENDS = "list_ends"  # the fact in run.json: the end that each list keeps
 LISTED = 256  # values of a vocabulary in run.json at most
-_FOLDER = "vocabularies"  # in the folder of a run
 _NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.-]*")  # valid names of layers in Keras and TensorFlow
 
 
@@ -271,7 +271,7 @@ def record(features: Mapping[str, FeatureSpec], folder: Path | None) -> dict[str
 
 def vocabulary_file(name: str, folder: Path) -> Path:
     """The file in the folder of a run that has the long vocabulary of an inferred feature."""
-    return folder / _FOLDER / f"{name}.txt"
+    return folder / VOCABULARIES / f"{name}.txt"
 
 
 def recorded(facts: Mapping[str, Any], folder: Path | None) -> dict[str, FeatureSpec]:

@@ -33,7 +33,7 @@ def test_every_help_fits_on_a_screen(monkeypatch):
     [
         ("psrun che", ["checkpoint", "checkpoint.", "checkpoint="]),
         ("psrun -m cluster=local cluster.num_p", ["cluster.num_ps="]),
-        ("psrun checkpoint ", ["inspect", "verify", "diff", "export"]),
+        ("psrun checkpoint ", ["inspect", "verify", "diff", "export", "import"]),
         ("psrun checkpoint verify ru", ["runs/"]),
         ("psrun submit kubernetes kubernetes.im", ["kubernetes.image="]),
         ("psrun submit slurm --no", ["--no-follow"]),

@@ -1,50 +1,71 @@
-"""Tables and weights leave a checkpoint in files that the libraries of other frameworks read."""
+"""Tables and weights leave a checkpoint in files that the libraries of other frameworks read, and come back."""
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import itertools
 import json
+import subprocess
 
 import numpy as np
+import pyarrow
 import pytest
 import tensorflow as tf
 from pyarrow import parquet
 from safetensors import numpy as safetensors
-from support import flipped
+from support import flipped, truncated
 
-from psrun.checkpoint import commands, exchange
+from psrun.checkpoint import commands, exchange, importing
+from psrun.checkpoint.bundle import Bundle
+from psrun.checkpoint.checkpoints import compare
 from psrun.checkpoint.storage import EXPORT_FORMATS, Contents, Manifest, Position, Store
 from psrun.errors import CheckpointError, ConfigError, ExitCode
 
 pytestmark = pytest.mark.tensorflow
 
-ROWS, DIM = 700, 3
+ROWS, DIM, COLUMN_BITS = 704, 3, 3
 RANDOM = np.random.default_rng(5)
 TABLES = {"user": ROWS, "shop/user": 40}  # the name of one ends as that of the other
+STEPS_KEY = "optimizer/_iterations/.ATTRIBUTES/VARIABLE_VALUE"
 VALUES = {
     **{f"{table}/embeddings": RANDOM.normal(size=(rows, DIM)).astype(np.float32) for table, rows in TABLES.items()},
     **{f"m/{table}/embeddings": RANDOM.normal(size=(rows, DIM)).astype(np.float32) for table, rows in TABLES.items()},
     **{f"v/{table}/embeddings": RANDOM.random((rows, 1)).astype(np.float32) for table, rows in TABLES.items()},
     "dense/kernel": RANDOM.normal(size=(6, 2)).astype(np.float32),
     "m/dense/kernel": RANDOM.normal(size=(6, 2)).astype(np.float32),
+    "frozen": np.array([True, False]),
+    "counts": np.arange(5),
+    "nothing": np.zeros((0, 4), np.float32),
     "iteration": np.array(7, np.int64),
 }  # fmt: skip
+OTHERS = {  # with TensorFlow's types, for which NumPy has none
+    "words": ([["a", ""], ["Größe", "x" * 300]], tf.string),
+    "halves": ([1.5, -2.0], tf.bfloat16),
+    "_CHECKPOINTABLE_OBJECT_GRAPH": (b"\n\x00", tf.string),
+}
 CUT = ("user/embeddings", "m/user/embeddings", "v/user/embeddings")  # in two parts
+# The row in the checkpoint of each id of the table user: ids as a matrix that is read column by column.
+ORDER = np.arange(ROWS).reshape(1 << COLUMN_BITS, -1).T.ravel()
 
 
 def described(names):
     return {name: {"shape": list(VALUES[name].shape), "dtype": VALUES[name].dtype.name} for name in names}
 
 
+def ids_of(num_ids, column_bits):
+    return {"num_ids": num_ids, "oov_row": False, "column_bits": column_bits, "features": {}}
+
+
 @pytest.fixture
 def store(tmp_path):
     """A checkpoint of the step 7."""
-    names, slices, tensors = [], [], []
+    names, slices, tensors = [*OTHERS], [""] * len(OTHERS), [tf.constant(*each) for each in OTHERS.values()]
+    keys = {name: f"key of {name}" for name in VALUES} | {"iteration": STEPS_KEY, "words": "words"}
     for name, value in VALUES.items():
         bounds = (0, 300, len(value)) if name in CUT else (0, 0)
         for begin, end in itertools.pairwise(bounds):
-            names.append(f"key of {name}")
+            names.append(keys[name])
             rows, columns = value.shape if name in CUT else (0, 0)
             slices.append(f"{rows} {columns} {begin},{end - begin}:0,{columns}" if name in CUT else "")
             tensors.append(tf.constant(value[begin:end] if name in CUT else value))
@@ -53,8 +74,11 @@ def store(tmp_path):
     tf.raw_ops.SaveV2(prefix=store.prefix(7), tensor_names=names, shape_and_slices=slices, tensors=tensors)
     model = [name for name in VALUES if not name.startswith(("m/", "v/")) and name != "iteration"]
     slots = [name for name in VALUES if name not in model]
-    keys = {name: f"key of {name}" for name in VALUES}
-    contents = Contents("LazyAdam", described(model), described(slots), [], keys)
+    user = {**ids_of(700, COLUMN_BITS), "features": {"user": {"dtype": "string", "vocabulary": "user.jsonl"}}}
+    tables = {"user": user, "shop/user": ids_of(40, 0)}
+    store.write_vocabularies({"user.jsonl": ["ann", "new\nline"]})
+    contents = Contents("LazyAdam", described(model), described(slots), [], keys, tables=tables)
+    contents = dataclasses.replace(contents, constants={"optimizer": {"learning_rate": 0.1, "epsilon": 1e-7}})
     store.complete(Manifest(7, Position(1, 2), contents, "abc", saved_at="", learning_rate=0.1))
     return store
 
@@ -71,14 +95,36 @@ def read(file):
     return {name: np.array(table[name].to_pylist(), np.float32) for name in table.column_names if name != "id"}
 
 
+def write(file, tensors):
+    """Writes tensors as another program would."""
+    if file.suffix == ".safetensors":
+        safetensors.save_file(tensors, file)
+    elif file.suffix == ".npz":
+        np.savez_compressed(file, **tensors)
+    else:
+        columns = {name: list(value) for name, value in tensors.items()}
+        table = pyarrow.table({"id": np.arange(len(tensors["rows"])), **columns})
+        parquet.write_table(table, file, row_group_size=100)
+
+
+def different(one, other):
+    return [row.name for row in compare(one, other) if not row.equal]
+
+
 @pytest.mark.parametrize("form", EXPORT_FORMATS)
 @pytest.mark.parametrize("piece_bytes", [64, 1 << 20])
 def test_each_value_is_in_the_file_that_the_description_names(store, tmp_path, monkeypatch, form, piece_bytes):
-    monkeypatch.setattr(exchange, "_PIECE_BYTES", piece_bytes)
-    folder = tmp_path / "out"
+    monkeypatch.setattr(exchange, "PIECE_BYTES", piece_bytes)
+    folder = tmp_path / "new" / "out"
     assert commands.main(["export", str(store.folder), "--to", str(folder), "--format", form]) == ExitCode.DONE
     about = json.loads((folder / exchange.ABOUT).read_text())
-    assert (about["step"], about["optimizer"], about["position"]["steps"]) == (7, "LazyAdam", 2)
+    assert (about["step"], about["position"]["steps"]) == (7, 2)
+    assert about["optimizer"]["class"] == "LazyAdam"
+    assert about["optimizer"]["constants"] == {"learning_rate": 0.1, "epsilon": 1e-7}
+    assert "sqrt(v) + epsilon" in about["optimizer"]["formula"]
+    assert about["tables"]["user"]["num_ids"] == 700
+    words = folder / about["tables"]["user"]["features"]["user"]["vocabulary"]
+    assert [json.loads(line) for line in words.read_text().splitlines()] == ["ann", "new\nline"]
     found = {}
     for table, described_table in about["tables"].items():
         tensors = read(folder / described_table["file"])
@@ -91,13 +137,28 @@ def test_each_value_is_in_the_file_that_the_description_names(store, tmp_path, m
     found |= read(folder / about["dense"]["file"])
     assert set(found) == set(VALUES)
     for name, value in VALUES.items():
-        np.testing.assert_array_equal(found[name], value)
+        np.testing.assert_array_equal(found[name], value[ORDER] if name in CUT else value)
         assert found[name].dtype == value.dtype
+
+
+def test_a_checkpoint_of_an_earlier_version_has_rows_in_an_unknown_order_and_no_constants(store, tmp_path, capsys):
+    manifest = store.manifest(7)
+    earlier = dataclasses.replace(manifest.contents, tables=None, constants={})
+    store.complete(dataclasses.replace(manifest, contents=earlier))
+    out = tmp_path / "out"
+    assert commands.main(["export", str(store.folder), "--to", str(out)]) == ExitCode.DONE
+    assert "it is unknown which ids" in capsys.readouterr().out
+    about = json.loads((out / exchange.ABOUT).read_text())
+    assert about["tables"]["user"]["row_order"] == "unknown"
+    assert about["optimizer"]["constants"] == {}
+    np.testing.assert_array_equal(read(out / "tables/user.safetensors")["rows"], VALUES["user/embeddings"])
 
 
 def test_a_folder_that_exists_is_left_as_it_is(store, tmp_path):
     with pytest.raises(ConfigError, match="exists: choose another folder"):
         exchange.export(store, 7, tmp_path / "run", "npz")
+    with pytest.raises(ConfigError, match="exists: choose another folder"):
+        importing.restore(tmp_path / "out", tmp_path / "run")
 
 
 def failing_on_a_full_disk(path, tensors):
@@ -118,3 +179,198 @@ def test_a_damaged_checkpoint_is_not_exported(store, tmp_path):
     with pytest.raises(CheckpointError, match="is damaged"):
         exchange.export(store, 7, tmp_path / "out", "npz")
     assert not (tmp_path / "out").exists()
+
+
+# -- import
+
+
+@pytest.mark.parametrize("form", EXPORT_FORMATS)
+@pytest.mark.parametrize("sizes", [(64, 100), (1 << 20, 1 << 20)])
+@pytest.mark.parametrize("rewritten", [False, True])
+def test_what_comes_back_is_equal_bit_by_bit(store, tmp_path, monkeypatch, form, sizes, rewritten):
+    monkeypatch.setattr(exchange, "PIECE_BYTES", sizes[0])
+    monkeypatch.setattr(importing, "_FILE_BYTES", sizes[1])
+    exchange.export(store, 7, tmp_path / "out", form)
+    if rewritten:
+        for file in (tmp_path / "out").rglob(f"*.{form}"):
+            write(file, read(file))
+    back = tmp_path / "new [1]" / "back"  # as a pattern
+    assert commands.main(["import", str(tmp_path / "out"), "--to", str(back)]) == ExitCode.DONE
+    new = Store(back / "checkpoints")
+    assert (new.steps(), new.damage(7)) == ([7], None)
+    assert different(store.prefix(7), new.prefix(7)) == []
+    assert commands.main(["diff", str(store.folder), str(back)]) == ExitCode.DONE
+    bundles = [Bundle(each.prefix(7)) for each in (store, new)]
+    assert [bundles[0].raw(name) for name in OTHERS] == [bundles[1].raw(name) for name in OTHERS]
+    assert dataclasses.replace(new.manifest(7), files={}, saved_at="") == dataclasses.replace(
+        store.manifest(7), files={}, saved_at=""
+    )
+    assert [each.name for each in new.vocabularies.iterdir()] == ["user.jsonl"]
+    remains = [each.name for each in new.folder.iterdir() if not each.name.startswith("ckpt-7.")]
+    assert sorted(remains) == ["checkpoint", "vocabularies"]
+
+
+def test_changed_values_are_where_their_ids_are(store, tmp_path):
+    out = tmp_path / "out"
+    exchange.export(store, 7, out, "npz")
+    table = read(out / "tables/user.npz")
+    table["rows"][11] += 1
+    table["v"][11] = 5
+    write(out / "tables/user.npz", table)
+    dense = read(out / "dense.npz")
+    dense["iteration"] += 100
+    write(out / "dense.npz", dense)
+    about = json.loads((out / exchange.ABOUT).read_text())
+    about["step"] += 100
+    about["position"]["batch"] = 107
+    (out / exchange.ABOUT).write_text(json.dumps(about))
+    manifest = importing.restore(out, tmp_path / "back")
+    assert (manifest.step, manifest.position.batch) == (107, 107)
+    new = Store(tmp_path / "back" / "checkpoints")
+    assert different(store.prefix(7), new.prefix(107)) == ["iteration", "user/embeddings", "v/user/embeddings"]
+    reader = tf.train.load_checkpoint(new.prefix(107))
+    row = ORDER[11]
+    np.testing.assert_array_equal(reader.get_tensor("key of v/user/embeddings")[row], [5])
+    expected = VALUES["user/embeddings"].copy()
+    expected[row] += 1
+    np.testing.assert_array_equal(reader.get_tensor("key of user/embeddings"), expected)
+
+
+def changed_json(folder, **values):
+    about = json.loads((folder / exchange.ABOUT).read_text())
+    (folder / exchange.ABOUT).write_text(json.dumps(about | values))
+
+
+def changed(file, **values):
+    """Replaces tensors of a file; None removes one."""
+    tensors = {name: value for name, value in {**read(file), **values}.items() if value is not None}
+    write(file, tensors)
+
+
+def with_ids(file, ids):
+    table = parquet.read_table(file)
+    parquet.write_table(table.set_column(0, "id", pyarrow.array(ids)), file)
+
+
+ROW = np.float32(0) * np.zeros((ROWS, DIM), np.float32)
+MISTAKES = {
+    "rows": ("npz", lambda f, u: changed(u, rows=ROW[:650]), r"rows in .*user.npz has 650 rows, must have 704"),
+    "slot": ("safetensors", lambda f, u: changed(u, v=ROW[:9, 0]), r"v in .* has 9 rows, must have 704"),
+    "width": ("npz", lambda f, u: changed(u, m=ROW[:, :2]), r"m in .* has the shape \[704, 2\], must have \[704, 3\]"),
+    "dense": (
+        "npz",
+        lambda f, u: changed(f / "dense.npz", counts=np.arange(6)),
+        r"counts in .*dense.npz has 6 rows, must have 5",
+    ),
+    "parquet": ("parquet", lambda f, u: write(u, {"rows": ROW[:9], "m": ROW[:9], "v": ROW[:9, 0]}), "has 9 rows"),
+    "dtype": ("npz", lambda f, u: changed(u, rows=ROW.astype(np.float16)), "is of the type float16, must be float32"),
+    "parquet dtype": (
+        "parquet",
+        lambda f, u: write(u, {"rows": ROW, "m": ROW.astype(float), "v": ROW[:, 0]}),
+        "m in .* is of the type float64, must be float32",
+    ),
+    "missing slot": (
+        "npz",
+        lambda f, u: changed(u, m=None),
+        "of the optimizer LazyAdam, lacks m; it must have the values rows, m, v",
+    ),
+    "surplus slot": (
+        "npz",
+        lambda f, u: changed(u, exp_avg=ROW),
+        "also has exp_avg; it must have the values rows, m, v",
+    ),
+    "surplus weight": ("npz", lambda f, u: changed(f / "dense.npz", bias=ROW), "of the model, also has bias"),
+    "optimizer": (
+        "npz",
+        lambda f, u: changed_json(f, optimizer={"class": "Lion"}),
+        "has the optimizer Lion; the exported checkpoint has LazyAdam",
+    ),
+    "version": ("npz", lambda f, u: changed_json(f, version=9), "has the version 9; this psrun reads 1"),
+    "step": (
+        "npz",
+        lambda f, u: changed_json(f, step=107),
+        "iteration in .* is 7, and step in .* is 107; write the same number",
+    ),
+    "position": ("npz", lambda f, u: changed_json(f, position={"place": 1}), "psrun-checkpoint.json is damaged"),
+    "tables": (
+        "npz",
+        lambda f, u: changed_json(f, tables={}),
+        "lacks shop/user, user; it must have the tables user, shop/user",
+    ),
+    "no json": ("npz", lambda f, u: (f / exchange.ABOUT).unlink(), "psrun-checkpoint.json is missing"),
+    "damaged json": ("npz", lambda f, u: truncated(f / exchange.ABOUT), "psrun-checkpoint.json is damaged"),
+    "list": ("npz", lambda f, u: (f / exchange.ABOUT).write_text("[]"), "psrun-checkpoint.json is damaged"),
+    "no file": ("npz", lambda f, u: u.unlink(), "user.npz is missing"),
+    "no others": ("npz", lambda f, u: (f / exchange.OTHERS).unlink(), "others.json is missing"),
+    "damaged others": (
+        "npz",
+        lambda f, u: (f / exchange.OTHERS).write_text(json.dumps({name: "8" for name in OTHERS})),
+        "others.json is damaged",
+    ),
+    "fewer others": ("npz", lambda f, u: (f / exchange.OTHERS).write_text("{}"), "others.json lacks"),
+    "no index": ("npz", lambda f, u: (f / "run/checkpoints/ckpt-7.index").unlink(), "ckpt-7.index is missing"),
+    "no manifest": (
+        "npz",
+        lambda f, u: (f / "run/checkpoints/ckpt-7.manifest.json").unlink(),
+        "checkpoints is missing",
+    ),
+    "damaged manifest": ("npz", lambda f, u: flipped(f / "run/checkpoints/ckpt-7.manifest.json"), "is damaged"),
+    "no zip": ("npz", lambda f, u: u.write_bytes(b"PK"), "user.npz is damaged"),
+    "short npz": ("npz", lambda f, u: truncated(u), "user.npz is damaged"),
+    "flipped npz": ("npz", lambda f, u: flipped(u), "user.npz is damaged"),
+    "short safetensors": ("safetensors", lambda f, u: truncated(u), "is damaged: .*the file ends within v"),
+    "no safetensors": ("safetensors", lambda f, u: u.write_bytes(b"{}"), "is damaged"),
+    "long header": ("safetensors", lambda f, u: u.write_bytes(b"\xff" * 99), "is damaged"),
+    "short parquet": ("parquet", lambda f, u: truncated(u), "user.parquet is damaged"),
+    "flipped parquet": ("parquet", lambda f, u: flipped(u), "user.parquet is damaged"),
+    "columns": ("npz", lambda f, u: changed(u, m=np.asfortranarray(ROW)), "m.npy is stored by columns"),
+    "order of ids": (
+        "parquet",
+        lambda f, u: with_ids(u, np.arange(ROWS)[::-1]),
+        "row 0 has the id 703; sort the rows by id",
+    ),
+    "gap of ids": ("parquet", lambda f, u: with_ids(u, [*range(600), *range(601, ROWS + 1)]), "row 600 has the id 601"),
+    "ragged": (
+        "parquet",
+        lambda f, u: write(u, {"rows": [*ROW[1:], ROW[0, :2]], "m": ROW, "v": ROW[:, 0]}),
+        "rows has rows of other lengths",
+    ),
+    "missing numbers": (
+        "parquet",
+        lambda f, u: write(u, {"rows": ROW, "m": ROW, "v": pyarrow.array([None, *ROW[1:, 0]])}),
+        "v lacks values",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_what_does_not_fit_is_one_sentence_and_leaves_nothing(store, tmp_path, name):
+    form, break_it, message = MISTAKES[name]
+    out = tmp_path / "out"
+    exchange.export(store, 7, out, form)
+    break_it(out, out / f"tables/user.{form}")
+    before = set(tmp_path.rglob("*"))
+    with pytest.raises(CheckpointError, match=message) as caught:
+        importing.restore(out, tmp_path / "back")
+    assert "\n" not in str(caught.value)
+    assert set(tmp_path.rglob("*")) == before
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    where = tmp_path / "disk"
+    where.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=28k", "psrun-test", where], check=True)
+    yield where
+    subprocess.run(["umount", "--lazy", where], check=True)
+
+
+def test_a_full_disk_is_one_sentence_and_leaves_nothing(store, tmp_path, small_disk):
+    exchange.export(store, 7, tmp_path / "out", "npz")
+    for write_it in (
+        lambda: exchange.export(store, 7, small_disk / "out", "safetensors"),
+        lambda: importing.restore(tmp_path / "out", small_disk / "back"),
+    ):
+        with pytest.raises(CheckpointError, match=r"could not be written: .*No space left on device"):
+            write_it()
+        assert list(small_disk.iterdir()) == []

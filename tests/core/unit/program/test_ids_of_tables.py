@@ -1,0 +1,84 @@
+"""Checkpoints say which values have which rows of a table."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import tensorflow as tf
+import tf_keras
+
+from psrun.checkpoint.storage import Store
+from psrun.data.source import Feature
+from psrun.layers import Embedding, EmbeddingCollection, Table
+from psrun.models.model import Model, Preparation
+from psrun.program import embeddings
+
+pytestmark = pytest.mark.tensorflow
+
+
+def model(features, tables):
+    """A model that looks up each feature of preprocessed data in a collection, and `word` in layers besides."""
+    inputs = {name: tf_keras.Input((1,), dtype="int64", name=name) for name in features}
+    by_feature = EmbeddingCollection(tables, name="tables", oov="row")(inputs)
+    rows = [by_feature[name] for name in features]
+    rows.append(Embedding(9, 2, name="spread")(inputs["word"]))
+    rows.append(tf_keras.layers.Embedding(9, 2, name="plain")(inputs["word"] + 1))
+    return Model(tf_keras.Model(inputs, tf_keras.layers.Add()(rows)), Preparation(features))
+
+
+def test_ids_of_words_of_files_and_of_hashed_values(tmp_path):
+    listed = tmp_path / "numbers.txt"
+    listed.write_text("30\n10\n20\n")
+    features = {
+        "word": Feature((1,), tf.string, vocabulary=("b", 'a "quoted"\nword')),
+        "number": Feature((1,), tf.int64, vocabulary=listed),
+        "text": Feature((1,), tf.string, num_buckets=100),
+        "integer": Feature((1,), tf.int64, num_buckets=5),
+        "own": Feature((1,), tf.int64),  # the model itself makes ids of it
+    }
+    sizes = {"word": 3, "number": 4, "text": 100, "integer": 5, "own": 7}
+    tables = [Table(f"{name}_rows", (name,), size, 2) for name, size in sizes.items()]
+    made = model(features, tables)
+    described = embeddings.described(made.network, made.ids)
+    assert set(described) == {*(table.name for table in tables), "spread", "plain"}
+    assert described["text_rows"]["num_ids"] == 100
+    assert described["text_rows"]["column_bits"] == 3
+    assert {described[name]["oov_row"] for name in ("text_rows", "own_rows")} == {True}
+    rules = {name: described[f"{name}_rows"]["features"][name] for name in features}
+    assert rules == {
+        "word": {"dtype": "string", "vocabulary": "word.jsonl"},
+        "number": {"dtype": "int64", "vocabulary": "number.jsonl"},
+        "text": {"dtype": "string", "num_buckets": 100, "hash": "farmhash64"},
+        "integer": {"dtype": "int64", "num_buckets": 5, "hash": "multiply-shift"},
+        "own": {},
+    }
+    assert described["spread"] == {
+        "num_ids": 9,
+        "oov_row": False,
+        "column_bits": 1,
+        "features": {"word": rules["word"]},
+    }
+    assert described["plain"] == {"num_ids": 9, "oov_row": False, "column_bits": 0, "features": {}}
+    store = Store(tmp_path / "checkpoints")
+    store.write_vocabularies(embeddings.vocabularies(made.ids))
+    words = (store.vocabularies / "word.jsonl").read_text().splitlines()
+    numbers = (store.vocabularies / "number.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in words] == ["b", 'a "quoted"\nword']
+    assert [json.loads(line) for line in numbers] == [30, 10, 20]
+    batch = {
+        "word": tf.constant([[json.loads(line)] for line in words]),
+        "number": tf.constant([[30], [10]], tf.int64),
+        "text": tf.constant([["x"], ["y"]]),
+        "integer": tf.constant([[4], [3]], tf.int64),
+        "own": tf.constant([[6], [0]], tf.int64),
+    }
+    ids = made.preprocessed(batch)
+    assert ids["word"].numpy().tolist() == [[1], [2]]
+    assert ids["number"].numpy().tolist() == [[1], [2]]
+
+
+def test_there_are_no_rules_without_preprocessing_of_psrun():
+    inputs = tf_keras.Input((1,), dtype="int64", name="item")
+    network = tf_keras.Model(inputs, tf_keras.layers.Embedding(4, 2, name="items")(inputs))
+    assert embeddings.described(network, Model(network).ids)["items"]["features"] == {"item": {}}
