@@ -4,10 +4,11 @@
 
 Each repetition is one `psrun cluster=local` of one worker and two parameter servers with a table of N x 16 float32
 (1 GiB) and an Adagrad accumulator of the same size, which takes a few checkpoints; then the same run resumed; then
-`psrun checkpoint verify`. Between them the files of a checkpoint are copied on the same disk, and as many bytes in
-memory. The memory of the chief and of a parameter server is read every 20 ms; it reports the most while a checkpoint
-is saved or restored less what it was right before. The training pauses while the servers copy their tables in memory;
-epochs are longer than a save, so that no save waits for the one before.
+`psrun checkpoint verify`, `export` and `import`. Between them the files of a checkpoint are copied on the same disk,
+and as many bytes in memory. An import is compared with a copy that is on disk, an export with one that need not be. The
+memory of the chief and of a parameter server is read every 20 ms; it reports the most while a checkpoint is saved or
+restored less what it was right before. The training pauses while the servers copy their tables in memory; epochs are
+longer than a save, so that no save waits for the one before.
 """
 
 from __future__ import annotations
@@ -110,6 +111,17 @@ def _copied(sources: list[Path], folder: Path) -> tuple[float, float]:
     return copied_s, synced_s
 
 
+def _command(*arguments: str) -> tuple[float, float]:
+    """Seconds of `psrun checkpoint ...`, and the most memory that it held, in MiB."""
+    began_s = time.monotonic()
+    command = [sys.executable, "-m", "psrun", "checkpoint", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0, f"psrun checkpoint {' '.join(arguments)} failed"
+    return time.monotonic() - began_s, usage.ru_maxrss / 1024
+
+
 def _copied_in_memory(size: int) -> float:
     """Seconds to copy so many bytes to memory that this process has, the median."""
     source: np.ndarray = np.ones(size, np.uint8)
@@ -141,14 +153,19 @@ def _one(root: Path, rows: int, steps: int) -> dict[str, float]:
     restored = resumed.events("restored")[-1]
     figures["restore, all of it verified first, s"] = restored["seconds"]
     figures["chief grows in a restore, MiB"] = memory.growth(*_span(resumed, restored))
-    began_s = time.monotonic()
-    command = [sys.executable, "-m", "psrun", "checkpoint", "verify", str(cluster.folder)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as verify:
-        _, status, usage = os.wait4(verify.pid, 0)
-        verify.returncode = os.waitstatus_to_exitcode(status)
-    assert verify.returncode == 0, "the checkpoint is damaged"
-    figures["psrun checkpoint verify, s"] = time.monotonic() - began_s
-    figures["verify holds at most, MiB"] = usage.ru_maxrss / 1024
+    figures["psrun checkpoint verify, s"], figures["verify holds at most, MiB"] = _command(
+        "verify", str(cluster.folder)
+    )
+    newest = sorted((cluster.folder / "checkpoints").glob("ckpt-*"))
+    copied_s, _ = _copied(newest, root / "copy")
+    exported, back = str(root / "exported"), str(root / "back")
+    seconds, figures["export holds at most, MiB"] = _command("export", str(cluster.folder), "--to", exported)
+    figures["psrun checkpoint export, s"] = seconds
+    figures["copy / export"] = copied_s / seconds
+    _, synced_s = _copied(newest, root / "copy")
+    seconds, figures["import holds at most, MiB"] = _command("import", exported, "--to", back)
+    figures["psrun checkpoint import, s"] = seconds
+    figures["copy that is on disk / import"] = synced_s / seconds
     figures[_IN_MEMORY] = _copied_in_memory(size)  # last: a process that is started has the most of this one
     figures["pause / copy in memory"] = figures[_PAUSE] / figures[_IN_MEMORY]
     return figures

@@ -10,9 +10,12 @@ value, and for each slice of a value that is stored in slices. The files `.data-
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
+import os
 import struct
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -83,6 +86,8 @@ class Bundle:
         self._prefix = prefix
         self.values: dict[str, Stored] = {}
         self._num_files = 0
+        self._open: dict[int, int] = {}  # descriptors by the number of the file
+        weakref.finalize(self, _close, self._open)
         try:
             self._read_index(Path(f"{prefix}.index").read_bytes())
         except (IndexError, struct.error, KeyError, UnicodeDecodeError) as error:
@@ -111,6 +116,8 @@ class Bundle:
             whole = zip(length, stored.shape)
             length = tuple(size if each < 0 else each for each, size in whole)
             stored.parts.append(Part(start, length, *_place(fields)))
+        for stored in self.values.values():
+            stored.parts.sort(key=lambda part: part.start)
 
     def rows(self, key: str, first: int, count: int, into: np.ndarray | None = None) -> np.ndarray:
         """Rows of a value: a part of its first axis.
@@ -126,14 +133,16 @@ class Bundle:
         row_shape = stored.shape[1:]
         found: np.ndarray = np.empty((count, *row_shape), stored.dtype) if into is None else into
         num_found = 0
-        for part in stored.parts:
+        before = bisect.bisect_right(stored.parts, first, key=lambda part: part.start[0]) - 1
+        for part in stored.parts[max(0, before) :]:
             if part.length[1:] != row_shape:
                 raise ValueError(f"{key} is cut along another axis than its first")
             begin = max(first, part.start[0])
             end = min(first + count, part.start[0] + part.length[0])
-            if begin < end:
-                self._read(part, begin - part.start[0], found[begin - first : end - first])
-                num_found += end - begin
+            if begin >= end:
+                break
+            self._read(part, begin - part.start[0], found[begin - first : end - first])
+            num_found += end - begin
         if num_found != count:
             raise ValueError(f"{key} has {num_found} of the rows {first} to {first + count}")
         return found
@@ -162,11 +171,16 @@ class Bundle:
     def _read(self, part: Part, first: int, into: np.ndarray) -> None:
         """Reads values of a part, from its row `first` on."""
         path = f"{self._prefix}.data-{part.file:05d}-of-{self._num_files:05d}"
-        row_bytes = math.prod(into.shape[1:]) * into.itemsize
-        with open(path, "rb", buffering=0) as file:
-            file.seek(part.offset + first * row_bytes)
-            if into.size and file.readinto(into.data.cast("B")) != into.nbytes:
-                raise ValueError(f"{path} ends before its values do")
+        if part.file not in self._open:
+            self._open[part.file] = os.open(path, os.O_RDONLY)
+        offset = part.offset + first * math.prod(into.shape[1:]) * into.itemsize
+        if into.size and os.preadv(self._open[part.file], [into.data.cast("B")], offset) != into.nbytes:
+            raise ValueError(f"{path} ends before its values do")
+
+
+def _close(descriptors: dict[int, int]) -> None:
+    for descriptor in descriptors.values():
+        os.close(descriptor)
 
 
 def strings(raw: bytes, count: int) -> list[bytes]:

@@ -39,7 +39,8 @@ ROWS = "rows"  # of a table, beside its slots
 DENSE = "dense"
 TABLES = "tables"
 VERSION = 1
-PIECE_BYTES = 32 << 20
+PIECE_BYTES = 1 << 24
+_COPIED_BYTES = 1 << 20  # at once: fits the cache of a processor, which is five times as fast as 32 MiB
 _RATE = "optimizer/_learning_rate/"  # of the key of the learning rate of an optimizer without a schedule
 SAFETENSORS = {
     "float64": "F64", "float32": "F32", "float16": "F16", "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8",
@@ -99,7 +100,7 @@ class Tensor:
             yield self.bundle.whole(self.key)
             return
         row_bytes = max(1, self.num_bytes // max(1, self.shape[0]))
-        most = piece_rows(row_bytes, self.column_bits)
+        most = piece_rows(row_bytes, self.column_bits) if self.column_bits else max(1, _COPIED_BYTES // row_bytes)
         for first in range(0, self.shape[0], most):
             yield self.piece(first, min(most, self.shape[0] - first))
 

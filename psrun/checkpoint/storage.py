@@ -15,6 +15,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
@@ -405,9 +406,11 @@ class Store:
                 f"{self.folder} holds only {there} of {PREFIX}-{held.step}; mount the same run folder in all tasks"
             )
         listed = {}
-        for file in sorted(written.values()):
-            files.sync(file)
-            listed[file.name] = {"bytes": file.stat().st_size, "sha256": file_digest(file)}
+        in_order = sorted(written.values())
+        with ThreadPoolExecutor(1) as pool:  # computes while the disk writes
+            for file, sha256 in zip(in_order, pool.map(file_digest, in_order)):
+                files.sync(file)
+                listed[file.name] = {"bytes": file.stat().st_size, "sha256": sha256}
         files.sync(self.folder)
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
         whole = replace(held, files=listed, saved_at=now)
