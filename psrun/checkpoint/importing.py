@@ -11,7 +11,7 @@ import shutil
 import struct
 import tempfile
 import zipfile
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
@@ -32,16 +32,9 @@ from psrun.tf_internals.checkpoints import point_to
 
 _FILE_BYTES = 64 << 20  # of values, in one file of the checkpoint
 _ITERATIONS = "optimizer/_iterations/"  # of the key of the steps of an optimizer
-_DAMAGES = (
-    ValueError,
-    TypeError,
-    KeyError,
-    AttributeError,
-    struct.error,
-    zipfile.BadZipFile,
-    EOFError,
-    pa.ArrowException,
-)
+_DAMAGES = (  # what reading a damaged file raises, beside OSError
+    ValueError, TypeError, KeyError, AttributeError, EOFError, struct.error, zipfile.BadZipFile, pa.ArrowException,
+)  # fmt: skip
 _DTYPES = {code: dtype for dtype, code in SAFETENSORS.items()}
 
 Pieces = Callable[[int], Iterator[np.ndarray]]
@@ -151,6 +144,8 @@ def _found(folder: Path, about: Mapping[str, Any], manifest: Manifest, bundle: B
     _require_same(f"{folder / ABOUT}", "tables", paths, tables)
     values = []
     for path, wanted in (*((paths[table], tensors) for table, tensors in tables.items()), (dense_path, dense)):
+        if path.suffix not in _READERS:
+            raise CheckpointError(f"{path} is of another format than {', '.join(_READERS)}")
         with _reading(path):
             found = _READERS[path.suffix](path)
         owner = f"the optimizer {manifest.contents.optimizer}" if ROWS in wanted else "the model"
@@ -216,38 +211,38 @@ def _write(found: list[_Value], others: Mapping[str, tf.Tensor], store: Store, s
         for key, tensor in others.items():
             writer.add(key, "", tensor)
         for value in found:
-            with contextlib.closing(_in_order(value, Path(scratch))) as pieces:
-                for first, rows in pieces:
-                    writer.add_rows(value.tensor, first, rows)
+            for first, rows in _in_order(value, Path(scratch)):
+                writer.add_rows(value.tensor, first, rows)
         writer.merge(store.prefix(step))
     point_to(str(store.folder.resolve()), f"{PREFIX}-{step}", [f"{PREFIX}-{step}"])
 
 
-def _in_order(value: _Value, scratch: Path) -> Generator[tuple[int, np.ndarray]]:
+def _in_order(value: _Value, scratch: Path) -> Iterator[tuple[int, np.ndarray]]:
     """Rows in the order of the checkpoint, and the number of the first: see `Tensor.columns`."""
     tensor = value.tensor
     row_bytes = tensor.num_bytes // max(1, math.prod(tensor.shape[:1]))
     most = exchange.piece_rows(row_bytes, tensor.column_bits)
-    with _reading(value.path):
-        if not tensor.column_bits:
-            yield from _numbered(value.found.pieces(most))
-            return
-        # The rows of neighbouring ids are far apart: a file takes them, which is then read in order.
-        with (scratch / "rows").open("wb+", buffering=0) as file:
-            for first, rows in _numbered(value.found.pieces(most)):
-                columns = rows.reshape(-1, 1 << tensor.column_bits, *rows.shape[1:]).swapaxes(0, 1).copy()
-                for row, column in tensor.columns(first):
-                    file.seek(row * row_bytes)
-                    file.write(columns[column].data.cast("B"))
-            pieces = functools.partial(_pieces_of_file, scratch / "rows", 0, tensor.dtype, tensor.shape)
-            yield from _numbered(pieces(most))
+    if not tensor.column_bits:
+        yield from _numbered(value, most)
+        return
+    # The rows of neighbouring ids are far apart: a file takes them, which is then read in order.
+    with (scratch / "rows").open("wb") as file:
+        for first, rows in _numbered(value, most):
+            columns = rows.reshape(-1, 1 << tensor.column_bits, *rows.shape[1:]).swapaxes(0, 1).copy()
+            for row, column in tensor.columns(first):
+                file.seek(row * row_bytes)
+                file.write(columns[column].data.cast("B"))
+    in_order = functools.partial(_pieces_of_file, scratch / "rows", 0, tensor.dtype, tensor.shape)
+    yield from _numbered(replace(value, found=replace(value.found, pieces=in_order)), most)
 
 
-def _numbered(pieces: Iterator[np.ndarray]) -> Iterator[tuple[int, np.ndarray]]:
+def _numbered(value: _Value, most: int) -> Iterator[tuple[int, np.ndarray]]:
+    """Rows in the order of the file, and the number of the first."""
     first = 0
-    for rows in pieces:
-        yield first, rows
-        first += len(rows) if rows.ndim else 1
+    with _reading(value.path):
+        for rows in value.found.pieces(most):
+            yield first, rows
+            first += len(rows) if rows.ndim else 1
 
 
 class _Writer:

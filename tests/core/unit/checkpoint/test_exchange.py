@@ -39,10 +39,11 @@ VALUES = {
     "nothing": np.zeros((0, 4), np.float32),
     "iteration": np.array(7, np.int64),
 }  # fmt: skip
+GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 OTHERS = {  # with TensorFlow's types, for which NumPy has none
     "words": ([["a", ""], ["Größe", "x" * 300]], tf.string),
     "halves": ([1.5, -2.0], tf.bfloat16),
-    "_CHECKPOINTABLE_OBJECT_GRAPH": (b"\n\x00", tf.string),
+    GRAPH: (b"\n\x00", tf.string),
 }
 CUT = ("user/embeddings", "m/user/embeddings", "v/user/embeddings")  # in two parts
 # The row in the checkpoint of each id of the table user: ids as a matrix that is read column by column.
@@ -114,7 +115,8 @@ def different(one, other):
 @pytest.mark.parametrize("form", EXPORT_FORMATS)
 @pytest.mark.parametrize("piece_bytes", [64, 1 << 20])
 def test_each_value_is_in_the_file_that_the_description_names(store, tmp_path, monkeypatch, form, piece_bytes):
-    monkeypatch.setattr(exchange, "PIECE_BYTES", piece_bytes)
+    for name in ("PIECE_BYTES", "_COPIED_BYTES"):
+        monkeypatch.setattr(exchange, name, piece_bytes)
     folder = tmp_path / "new" / "out"
     assert commands.main(["export", str(store.folder), "--to", str(folder), "--format", form]) == ExitCode.DONE
     about = json.loads((folder / exchange.ABOUT).read_text())
@@ -236,6 +238,44 @@ def test_changed_values_are_where_their_ids_are(store, tmp_path):
     np.testing.assert_array_equal(reader.get_tensor("key of user/embeddings"), expected)
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_any_table_comes_back_in_any_pieces(tmp_path, monkeypatch, seed):
+    """Of any type, width and order of rows, cut anywhere."""
+    random = np.random.default_rng(seed)
+    column_bits, dim = int(random.integers(0, 5)), int(random.integers(1, 6))
+    rows = int(random.integers(1, 40)) << column_bits
+    dtype = random.choice(["float32", "float64", "int64", "int32"])
+    wanted = {"t/embeddings": (rows, dim), "accumulator/t/embeddings": (rows, random.choice([1, dim]))}
+    names, slices, tensors, specs = [GRAPH], [""], [tf.constant(*OTHERS[GRAPH])], {}
+    for name, (_, width) in wanted.items():
+        value = random.integers(-99, 99, (rows, width)).astype(dtype)
+        specs[name] = {"shape": [rows, int(width)], "dtype": dtype}
+        bounds = sorted({0, rows, *random.integers(0, rows, 3).tolist()})
+        for begin, end in itertools.pairwise(bounds):
+            names.append(name)
+            slices.append(f"{rows} {width} {begin},{end - begin}:0,{width}")
+            tensors.append(tf.constant(value[begin:end]))
+    store = Store(tmp_path / "checkpoints")
+    store.make_room(1)
+    tf.raw_ops.SaveV2(prefix=store.prefix(1), tensor_names=names, shape_and_slices=slices, tensors=tensors)
+    model, slots = [{name: spec} for name, spec in specs.items()]
+    tables = {"t": ids_of(rows, column_bits)}
+    store.complete(
+        Manifest(1, Position(), Contents("X", model, slots, [], {n: n for n in wanted}, tables=tables), "", "")
+    )
+    for form in EXPORT_FORMATS:
+        monkeypatch.setattr(exchange, "PIECE_BYTES", int(random.integers(1, 999)))
+        monkeypatch.setattr(exchange, "_COPIED_BYTES", int(random.integers(1, 999)))
+        monkeypatch.setattr(importing, "_FILE_BYTES", int(random.integers(1, 999)))
+        exchange.export(store, 1, tmp_path / form, form)
+        importing.restore(tmp_path / form, tmp_path / f"{form}-back")
+        back = Store(tmp_path / f"{form}-back" / "checkpoints")
+        rows_of = [Bundle(each.prefix(1)) for each in (store, back)]
+        for name in wanted:
+            np.testing.assert_array_equal(rows_of[0].whole(name), rows_of[1].whole(name))
+        assert different(store.prefix(1), back.prefix(1)) == []
+
+
 def changed_json(folder, **values):
     about = json.loads((folder / exchange.ABOUT).read_text())
     (folder / exchange.ABOUT).write_text(json.dumps(about | values))
@@ -301,6 +341,11 @@ MISTAKES = {
     "damaged json": ("npz", lambda f, u: truncated(f / exchange.ABOUT), "psrun-checkpoint.json is damaged"),
     "list": ("npz", lambda f, u: (f / exchange.ABOUT).write_text("[]"), "psrun-checkpoint.json is damaged"),
     "no file": ("npz", lambda f, u: u.unlink(), "user.npz is missing"),
+    "another format": (
+        "npz",
+        lambda f, u: changed_json(f, dense={"file": "dense.pt"}),
+        "dense.pt is of another format than .safetensors, .npz, .parquet",
+    ),
     "no others": ("npz", lambda f, u: (f / exchange.OTHERS).unlink(), "others.json is missing"),
     "damaged others": (
         "npz",
@@ -365,12 +410,14 @@ def small_disk(tmp_path):
     subprocess.run(["umount", "--lazy", where], check=True)
 
 
-def test_a_full_disk_is_one_sentence_and_leaves_nothing(store, tmp_path, small_disk):
+@pytest.mark.parametrize("free_kib", range(0, 28, 4))
+def test_a_full_disk_is_one_sentence_and_leaves_nothing(store, tmp_path, small_disk, free_kib):
     exchange.export(store, 7, tmp_path / "out", "npz")
+    (small_disk / "filled").write_bytes(b"." * (28 - free_kib) * 1024)
     for write_it in (
         lambda: exchange.export(store, 7, small_disk / "out", "safetensors"),
         lambda: importing.restore(tmp_path / "out", small_disk / "back"),
     ):
         with pytest.raises(CheckpointError, match=r"could not be written: .*No space left on device"):
             write_it()
-        assert list(small_disk.iterdir()) == []
+        assert [each.name for each in small_disk.iterdir()] == ["filled"]
