@@ -41,7 +41,8 @@ TABLES = "tables"
 VERSION = 1
 PIECE_BYTES = 1 << 24
 _COPIED_BYTES = 1 << 20  # at once: fits the cache of a processor, which is five times as fast as 32 MiB
-_RATE = "optimizer/_learning_rate/"  # of the key of the learning rate of an optimizer without a schedule
+_RATE = "/_learning_rate/"  # in the key of the learning rate of an optimizer without a schedule
+_OF_TABLES = "table_optimizer"
 SAFETENSORS = {
     "float64": "F64", "float32": "F32", "float16": "F16", "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8",
     "uint64": "U64", "uint32": "U32", "uint16": "U16", "uint8": "U8", "bool": "BOOL",
@@ -167,7 +168,8 @@ def _write(manifest: Manifest, bundle: Bundle, folder: Path, form: str) -> dict[
     contents = manifest.contents
     tables, dense = values(contents, bundle)
     about: dict[str, Any] = {"version": VERSION, "psrun": manifest.psrun, "step": manifest.step}
-    about |= {"position": asdict(manifest.position), "optimizer": _optimizer(manifest, bundle, dense), TABLES: {}}
+    about |= {"position": asdict(manifest.position), TABLES: {}}
+    about |= _optimizers(contents, bundle, dense)
     for table, tensors in tables.items():
         file = f"{TABLES}/{table.replace('/', '.')}.{form}"
         _WRITERS[form](folder / file, tensors)
@@ -207,14 +209,19 @@ def values(contents: Contents, bundle: Bundle) -> tuple[dict[str, dict[str, Tens
     return by_table, dense
 
 
-def _optimizer(manifest: Manifest, bundle: Bundle, dense: Mapping[str, Tensor]) -> dict[str, Any]:
-    contents = manifest.contents
-    constants = dict(contents.constants.get("optimizer", {}))
+def _optimizers(contents: Contents, bundle: Bundle, dense: Mapping[str, Tensor]) -> dict[str, Any]:
+    """What is known of the optimizer, and of the one of tables: None where the optimizer updates them."""
+    described: dict[str, Any] = {"optimizer": contents.optimizer, _OF_TABLES: contents.table_optimizer}
+    rates = {}
     for tensor in dense.values():
-        if tensor.key.startswith(_RATE):  # callbacks may have changed it
-            constants["learning_rate"] = float(bundle.whole(tensor.key))
-    formula_text = formula(contents.optimizer, constants)
-    return {"class": contents.optimizer, "constants": constants, "formula": formula_text}
+        if _RATE in tensor.key:  # callbacks may have changed it
+            which = _OF_TABLES if f"{_OF_TABLES}{_RATE}" in tensor.key else "optimizer"
+            rates[which] = {"learning_rate": float(bundle.whole(tensor.key))}
+    for which, kind in described.items():
+        constants = {**contents.constants.get(which, {}), **rates.get(which, {})}
+        text = formula(kind, constants)
+        described[which] = {"class": kind, "constants": constants, "formula": text} if kind else None
+    return described
 
 
 def _ids(contents: Contents, table: str) -> dict[str, Any]:

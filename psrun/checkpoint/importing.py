@@ -76,9 +76,12 @@ def restore(folder: Path, run: Path) -> Manifest:
     with _reading(folder / ABOUT):
         manifest = replace(exported, step=int(about["step"]), position=Position(**about["position"]), files={})
         optimizer = about["optimizer"]["class"]
-    if optimizer != exported.contents.optimizer:
-        own = exported.contents.optimizer
-        raise CheckpointError(f"{folder / ABOUT} has the optimizer {optimizer}; the exported checkpoint has {own}")
+        of_tables = (about["table_optimizer"] or {"class": ""})["class"]
+    own = exported.contents
+    for kind, wanted in ((optimizer, own.optimizer), (of_tables, own.table_optimizer)):
+        if kind != wanted:
+            message = f"has the optimizer {kind or None}; the exported checkpoint has {wanted or None}"
+            raise CheckpointError(f"{folder / ABOUT} {message}")
     found = _found(folder, about, exported, bundle)
     _check_iterations(found, manifest.step, folder)
     others = _others(folder / OTHERS, bundle, {value.tensor.key for value in found})
@@ -148,7 +151,8 @@ def _found(folder: Path, about: Mapping[str, Any], manifest: Manifest, bundle: B
             raise CheckpointError(f"{path} is of another format than {', '.join(_READERS)}")
         with _reading(path):
             found = _READERS[path.suffix](path)
-        owner = f"the optimizer {manifest.contents.optimizer}" if ROWS in wanted else "the model"
+        of_tables = manifest.contents.table_optimizer or manifest.contents.optimizer
+        owner = f"the optimizer {of_tables}" if ROWS in wanted else "the model"
         _require_same(f"{path}, of {owner},", "values", found, wanted)
         for name, tensor in wanted.items():
             _require_fits(path, name, found[name], tensor)

@@ -143,6 +143,25 @@ def test_each_value_is_in_the_file_that_the_description_names(store, tmp_path, m
         assert found[name].dtype == value.dtype
 
 
+def test_each_of_two_optimizers_is_described_with_its_own_learning_rate(store, tmp_path):
+    manifest = store.manifest(7)
+    constants = {"optimizer": {"epsilon": 1e-7}, "table_optimizer": {"learning_rate": 0.2}}
+    two = dataclasses.replace(manifest.contents, table_optimizer="RowwiseAdagrad", constants=constants)
+    store.complete(dataclasses.replace(manifest, contents=two))
+    about = exchange.export(store, 7, tmp_path / "out", "npz")
+    assert (about["optimizer"]["class"], about["optimizer"]["constants"]) == ("LazyAdam", {"epsilon": 1e-7})
+    assert about["table_optimizer"]["class"] == "RowwiseAdagrad"
+    assert about["table_optimizer"]["constants"] == {"learning_rate": 0.2}
+    assert "mean(g**2, 1)" in about["table_optimizer"]["formula"]
+    back = tmp_path / "back"
+    importing.restore(tmp_path / "out", back)
+    assert not different(Store(back / "checkpoints").prefix(7), store.prefix(7))
+    about["table_optimizer"] = None
+    (tmp_path / "out" / exchange.ABOUT).write_text(json.dumps(about))
+    with pytest.raises(CheckpointError, match="optimizer None; the exported checkpoint has RowwiseAdagrad"):
+        importing.restore(tmp_path / "out", tmp_path / "again")
+
+
 def test_a_checkpoint_of_an_earlier_version_has_rows_in_an_unknown_order_and_no_constants(store, tmp_path, capsys):
     manifest = store.manifest(7)
     earlier = dataclasses.replace(manifest.contents, tables=None, constants={})
