@@ -34,6 +34,7 @@ _GUIDES = [
             {"Evaluate": "guides/evaluation.md"},
             {"Long runs": "guides/long-runs.md"},
             {"Export, predict, serve": "guides/exports.md"},
+            {"Take your tables with you": "guides/take-your-tables.md"},
             {"Make a run faster": "guides/speed.md"},
             {"Consistency": "guides/consistency.md"},
             {"Virtual clusters": "guides/virtual-clusters.md"},

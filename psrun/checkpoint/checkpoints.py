@@ -185,7 +185,7 @@ class LogicalCheckpoint:
         """
         return self._named.saving()
 
-    def restore(self, prefix: str, contents: Contents, without: Collection[str] = ()) -> None:
+    def restore(self, prefix: str, contents: Contents, *, without: Collection[str] = ()) -> None:
         """Gives the variables the values of a checkpoint, whatever the layout that it was written in.
 
         A learning rate that the checkpoint lacks, where it has a schedule, stays as it is.

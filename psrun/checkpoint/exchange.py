@@ -11,12 +11,13 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import math
 import shutil
 import struct
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -41,6 +42,7 @@ TABLES = "tables"
 VERSION = 1
 PIECE_BYTES = 1 << 24
 _COPIED_BYTES = 1 << 20  # at once: fits the cache of a processor, which is five times as fast as 32 MiB
+_MAX_FILE_BYTES = 1 << 30  # of a table beside a SavedModel, whose rows several servers may share
 _RATE = "/_learning_rate/"  # in the key of the learning rate of an optimizer without a schedule
 _OF_TABLES = "table_optimizer"
 SAFETENSORS = {
@@ -57,12 +59,14 @@ class Tensor:
       key: in the checkpoint.
       shape: as it is written: a slot with one number for each row is a vector.
       column_bits: of the order of its rows in the checkpoint, see `psrun.program.embeddings.described`.
+      first: the first row that is written, a multiple of 2^column_bits.
     """
 
     bundle: Bundle
     key: str
     shape: tuple[int, ...]
     column_bits: int = 0
+    first: int = 0
 
     @property
     def dtype(self) -> str:
@@ -70,7 +74,7 @@ class Tensor:
 
     @property
     def num_bytes(self) -> int:
-        return self.bundle.values[self.key].num_bytes
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
     def write(self, file: IO[bytes]) -> None:
         """Writes all values in order."""
@@ -79,6 +83,7 @@ class Tensor:
 
     def piece(self, first: int, count: int) -> np.ndarray:
         """Some rows in the order of their ids; both numbers are multiples of 2^column_bits."""
+        first += self.first
         if not self.column_bits:
             return self.bundle.rows(self.key, first, count).reshape(count, *self.shape[1:])
         found: np.ndarray = np.empty((1 << self.column_bits, count >> self.column_bits, *self.shape[1:]), self.dtype)
@@ -93,7 +98,7 @@ class Tensor:
         With each, the number of the id from `first` on, below 2^column_bits.
         """
         for column in range(1 << self.column_bits):
-            yield (column * self.shape[0] + first) >> self.column_bits, column
+            yield (column * self.bundle.values[self.key].shape[0] + first) >> self.column_bits, column
 
     def _pieces(self) -> Iterator[np.ndarray]:
         """All values in order, in pieces of bounded size."""
@@ -181,6 +186,37 @@ def _write(manifest: Manifest, bundle: Bundle, folder: Path, form: str) -> dict[
     others = {key: base64.b64encode(bundle.raw(key)).decode() for key in bundle.values if key not in written}
     (folder / OTHERS).write_text(json.dumps(others) + "\n", encoding="utf-8")
     (folder / ABOUT).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+    return about
+
+
+def write_rows(store: Store, step: int, tables: Mapping[str, int], folder: Path) -> dict[str, Any]:
+    """Writes the rows of tables, without slots, to `folder`/tables, in files of bounded size.
+
+    Args:
+      tables: by name, the `column_bits` of their order in the checkpoint, see `psrun.program.embeddings.described`.
+
+    Returns:
+      What a description says of them, by table: shape, type and files, each with its first row and its number of rows.
+
+    Raises:
+      OSError, ValueError: they cannot be read or written.
+    """
+    bundle = Bundle(store.prefix(step))
+    keys = store.manifest(step).contents.keys
+    (folder / TABLES).mkdir()
+    about: dict[str, Any] = {}
+    for table, column_bits in tables.items():
+        whole = _of_table(bundle, keys[f"{table}/embeddings"], column_bits, is_slot=False)
+        num_rows = whole.shape[0]
+        most = max(1, _MAX_FILE_BYTES * num_rows // whole.num_bytes >> column_bits) << column_bits
+        parts: list[dict[str, Any]] = []
+        for first in range(0, num_rows, most):
+            count = min(most, num_rows - first)
+            file = f"{TABLES}/{table.replace('/', '.')}-{len(parts):05d}.safetensors"
+            part = replace(whole, shape=(count, whole.shape[1]), first=first)
+            _write_safetensors(folder / file, {ROWS: part})
+            parts.append({"file": file, "first": first, "count": count})
+        about[table] = {"shape": list(whole.shape), "dtype": whole.dtype, "files": parts}
     return about
 
 

@@ -6,6 +6,7 @@ written as a SavedModel that takes raw features and does not need psrun.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import glob
 import hashlib
@@ -13,7 +14,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ import tensorflow as tf
 import tf_keras
 
 from psrun import parts
-from psrun.checkpoint import storage
+from psrun.checkpoint import apart, storage
 from psrun.checkpoint.checkpoints import contents_of, literal, logical_checkpoint
 from psrun.checkpoint.storage import Manifest, Store
 from psrun.cluster import placement
@@ -55,6 +56,7 @@ class LoadedModel:
       checkpoint: the path of the checkpoint.
       class_names: of the classes 0, 1, ...; None without names.
       more_signatures: makes signatures that an export has besides the signature of predictions; None: it has no other.
+      tables_in: the checkpoints with the tables of a network that has no values of them; None: it has them.
     """
 
     model: Model
@@ -62,28 +64,41 @@ class LoadedModel:
     checkpoint: Manifest
     class_names: tuple[str, ...] | None = None
     more_signatures: MoreSignatures | None = None
+    tables_in: Store | None = None
 
 
 # Of the object that is saved, which gets the variables, and the model: functions with an input signature, by name.
 MoreSignatures = Callable[[tf.Module, LoadedModel], Mapping[str, Any]]
 
 
-def load(run: RunConfig, source: DataSource, store: Store, warn: Callable[[str], None]) -> LoadedModel:
+def load(
+    run: RunConfig, source: DataSource, store: Store, warn: Callable[[str], None], *, tables: str = "whole"
+) -> LoadedModel:
     """Builds the model of the run and restores the configured checkpoint.
+
+    Args:
+      tables: as `export.tables`. With 'apart' the tables take no memory, and the model can only be exported.
 
     Raises:
       ConfigError: the checkpoint does not exist, or has another model.
       CheckpointError: the checkpoint is damaged.
     """
     tf_keras.backend.reset_uids()  # gives layers their original names, whatever was built before
-    with tf.device(DEVICE):
+    is_apart = tables == "apart"
+    without_memory = apart.without_memory() if is_apart else contextlib.nullcontext()
+    with tf.device(DEVICE), without_memory:
         with collection.stored_alone():  # what is written names the tables
             model = make_model(run, source)
-        specs = signature(source)
-        predict(model, source, {name: zeros(spec) for name, spec in specs.items()})  # builds the rest
-        checkpoint = restore(model, run.restore, store, warn)
+        batch = {name: zeros(spec) for name, spec in signature(source).items()}
+        without: Collection[str] = ()
+        if is_apart:
+            tf.function(lambda: predict(model, source, batch)).get_concrete_function()
+            without = apart.tables_of(model.network)
+        else:
+            predict(model, source, batch)  # builds the rest
+        checkpoint = restore(model, run.restore, store, warn, without=without)
     names = loading.class_names(source, run.data.label_vocabulary)
-    return LoadedModel(model, source, checkpoint, names, _more_signatures(run))
+    return LoadedModel(model, source, checkpoint, names, _more_signatures(run), store if is_apart else None)
 
 
 def _more_signatures(run: RunConfig) -> MoreSignatures | None:
@@ -95,11 +110,14 @@ def _more_signatures(run: RunConfig) -> MoreSignatures | None:
     return functools.partial(parts.load(name), run)
 
 
-def restore(model: Model, which: str, store: Store, warn: Callable[[str], None]) -> Manifest:
+def restore(
+    model: Model, which: str, store: Store, warn: Callable[[str], None], *, without: Collection[str] = ()
+) -> Manifest:
     """Restores the variables of a model with a built network from a checkpoint; raises as `load`.
 
     Args:
       which: as in `Store.choose`.
+      without: the names of variables that keep their values.
     """
     network = model.network
     values = logical_checkpoint(network)
@@ -112,7 +130,7 @@ def restore(model: Model, which: str, store: Store, warn: Callable[[str], None])
         path = store.prefix(checkpoint.step)
         checkpoint.contents.check_model(path, here)
         try:
-            values.restore(path, checkpoint.contents)
+            values.restore(path, checkpoint.contents, without=without)
             return checkpoint
         except (tf.errors.OpError, AssertionError, KeyError) as error:
             if isinstance(error, tf.errors.OpError) and messages.task_lost(error):
@@ -273,6 +291,11 @@ def export(trained: LoadedModel, folder: Path, warn: Callable[[str], None]) -> P
     a padded matrix, (batch, any width), and an input NAME_length with the number of its values, (batch,). Longer lists
     than `max_values` are truncated.
 
+    With `tables_in`, it takes vectors in place of the values that the network looks up: for each of the "look_ups" in
+    assets.extra/psrun.json, of the shape of the values and, as the last axis, the width of the table; and of the
+    features those that are used otherwise. The signature `rows` takes a batch of raw features and returns, by the same
+    names, the numbers of the rows to look up. The tables are in the folder `tables`; psrun.json has their files.
+
     With `export.top_k`, a part adds signatures (`psrun.parts.Part.outputs`). Its function takes the `RunConfig`, the
     object that is saved, which has to hold all variables, and the model; it returns functions by name.
 
@@ -284,9 +307,6 @@ def export(trained: LoadedModel, folder: Path, warn: Callable[[str], None]) -> P
       ExportError: TensorFlow cannot save the model, or the disk is full or cannot be written to.
     """
     root = tf.Module()
-    # Objects of the preprocessing, such as lookup tables, are saved only if the root refers to them.
-    parts = (trained.model.network, trained.model.preprocessing)
-    root.parts = [part for part in parts if isinstance(part, tf.Module)]
 
     def serve(features: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         outputs = predict(trained.model, trained.source, without_padding(trained.source, features))
@@ -297,20 +317,33 @@ def export(trained: LoadedModel, folder: Path, warn: Callable[[str], None]) -> P
             return {"prediction": outputs}
         return {"prediction": outputs, "class": tf.gather(tf.constant(names), tf.argmax(outputs, axis=1))}
 
-    root.serve = tf.function(serve, input_signature=[padded(trained.source)])
-    signatures = {"serving_default": root.serve}
+    specs = padded(trained.source)
+    look_ups: Mapping[str, apart.LookUp] = {}
+    if trained.tables_in is None:
+        signatures = {"serving_default": tf.function(serve, input_signature=[specs])}
+        root.network = trained.model.network
+    else:
+        lengths = {length_name(name) for name in _lists(trained.source).values()}
+        split = apart.split(trained.model.network, serve, specs, lengths)
+        signatures = {"serving_default": split.dense, "rows": split.rows}
+        root.resources = split.resources
+        look_ups = split.look_ups
+    if isinstance(trained.model.preprocessing, tf.Module):
+        # Its objects, such as lookup tables, are saved only if the root refers to them.
+        root.preprocessing = trained.model.preprocessing
     if trained.more_signatures is not None:
-        for name, function in trained.more_signatures(root, trained).items():
-            setattr(root, name, function)
-            signatures[name] = function
+        signatures |= trained.more_signatures(root, trained)
+    for name, function in signatures.items():
+        setattr(root, name, function)
     final = folder / str(trained.checkpoint.step)
     part = folder / f".{final.name}.{os.getpid()}"
     try:
         with tf.device(DEVICE):
             tf.saved_model.save(root, str(part), signatures=signatures)
-        about = part / "assets.extra"
-        about.mkdir()
-        (about / _ABOUT).write_text(json.dumps(_about(trained), indent=2) + "\n", encoding="utf-8")
+        about = _about(trained) | _write_tables(trained, look_ups, part)
+        extra = part / "assets.extra"
+        extra.mkdir()
+        (extra / _ABOUT).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
         _replace_export(final, part)
     except (tf.errors.OpError, OSError, AssertionError, ValueError) as error:
         shutil.rmtree(part, ignore_errors=True)
@@ -318,6 +351,19 @@ def export(trained: LoadedModel, folder: Path, warn: Callable[[str], None]) -> P
     if is_pattern(final.absolute()):
         warn(f"TensorFlow takes {final} for a pattern and cannot load the model there: copy it to another folder")
     return final
+
+
+def _write_tables(trained: LoadedModel, look_ups: Mapping[str, apart.LookUp], folder: Path) -> dict[str, object]:
+    """Writes the tables beside a SavedModel without them, and returns what its description says of them."""
+    if trained.tables_in is None:
+        return {}
+    from psrun.checkpoint import exchange  # imports Arrow, which other exports do not need
+
+    tables = {each.table: each.column_bits for each in look_ups.values()}
+    return {
+        "look_ups": {name: {"table": each.table} for name, each in look_ups.items()},
+        "tables": exchange.write_rows(trained.tables_in, trained.checkpoint.step, tables, folder),
+    }
 
 
 def padded(source: DataSource) -> dict[str, tf.TensorSpec]:

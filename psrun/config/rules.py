@@ -296,6 +296,7 @@ def problems(config: RunConfig) -> list[Problem]:
         _check_callbacks,
         _check_checkpoints,
         _check_sidecar,
+        _check_export,
         _check_parts,
         _check_metric_policies,
         _check_search,
@@ -514,6 +515,15 @@ def _check_sidecar(config: RunConfig) -> Iterator[Problem]:
     if config.export.best:
         message = "requires psrun's own checkpoints; choose checkpoint=epoch and remove evaluation.checkpoint_dir"
         yield Problem("export.best", message)
+
+
+def _check_export(config: RunConfig) -> Iterator[Problem]:
+    export = config.export
+    if export.tables == "apart" and export.top_k is not None:
+        yield Problem("export.top_k", "needs the tables in the SavedModel; set export.tables to whole, or this to null")
+    if export.tables == "apart" and export.best:
+        message = "writes the tables into the SavedModel; set export.tables to whole, or this to false, and use psrun "
+        yield Problem("export.best", f"{message}export RUN restore=best export.tables=apart")
 
 
 def _check_parts(config: RunConfig) -> Iterator[Problem]:

@@ -133,10 +133,12 @@ class ExportKeys:
 
     Attributes:
       top_k: how many items the SavedModel recommends; None: none.
+      tables: 'whole': within the SavedModel; 'apart': in files beside it, for servers that keep them elsewhere.
     """
 
     at_end: bool
     best: bool
+    tables: str = one_of("whole", "apart", default="whole")
     top_k: int | None = at_least(1, default=None)
 
 

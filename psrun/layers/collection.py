@@ -24,6 +24,7 @@ from psrun.layers.lookup import (
     DeduplicationChoice,
     EmbeddingLayer,
     Fetch,
+    GivenRows,
     Place,
     RowOrder,
     Rows,
@@ -275,6 +276,25 @@ class StackIds:
         static = self.positions.shape[0]
         return (tf.size(self.positions) if static is None else static) - sum(self.lists.values())
 
+    def split(self, values: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Values of all positions, (n,), by feature: of the ids of one example after the other."""
+        of_columns, *of_lists = tf.split(values, [self.num_in_columns, *self.lists.values()])
+        widths = list(self.columns.values())
+        if not widths:
+            return dict(zip(self.lists, of_lists))
+        columns = tf.split(tf.reshape(of_columns, [-1, sum(widths)]), widths, axis=1)
+        flat = [tf.reshape(each, [-1]) for each in columns]
+        return dict(zip([*self.columns, *self.lists], [*flat, *of_lists]))
+
+    def joined(self, vectors: Mapping[str, tf.Tensor]) -> tf.Tensor:
+        """Vectors by feature, (n, dim), in the order of the positions."""
+        dim = next(iter(vectors.values())).shape[-1]
+        parts = [vectors[name] for name in self.lists]
+        if self.columns:
+            columns = [tf.reshape(vectors[name], [-1, width, dim]) for name, width in self.columns.items()]
+            parts.insert(0, tf.reshape(tf.concat(columns, 1), [-1, dim]))
+        return tf.concat(parts, 0)
+
 
 def _read_together(shards: Sequence[Any], parts: Sequence[Part]) -> dict[int, TogetherRead]:
     """What reads the parts of each small shard together, by the id of the shard."""
@@ -300,7 +320,7 @@ class StackFetch:
     """Rows of a stack for a batch, by feature."""
 
     stack: Stack
-    fetch: Fetch
+    fetch: Fetch | GivenRows
     ids: StackIds
 
     def block(self, inputs: Mapping[str, Any], weights: Mapping[str, tf.Tensor | None]) -> tf.Tensor | None:

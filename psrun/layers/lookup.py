@@ -658,6 +658,16 @@ class Fetch:
         return Rows(rows, self._inverse)
 
 
+@dataclass(frozen=True)
+class GivenRows:
+    """In place of a `Fetch` where the rows, (n, dim), are known."""
+
+    given: tf.Tensor
+
+    def rows(self) -> Rows:
+        return Rows(self.given)
+
+
 class _ShardFetch:
     def __init__(self, shard: tf.Variable, rows: tf.Tensor, wire: str, *, distinct: bool) -> None:
         self._shard = shard

@@ -696,7 +696,8 @@ def run_export(run_config: RunConfig, folder: RunFolder, console: Console) -> No
     """
     source = loading.load_source(run_config, folder.data_facts(), folder=folder.root.path)
     warn = warner(console)
-    loaded = trained_model.load(run_config, source, Store(folder.checkpoints), warn)
+    tables = run_config.export.tables
+    loaded = trained_model.load(run_config, source, Store(folder.checkpoints), warn, tables=tables)
     path = trained_model.export(loaded, folder.path / "export", warn)
     print_folded(console, Text(f"exported step {loaded.checkpoint.step} to {shown(str(path))}"))
     best = _best_instead(run_config, folder, loaded.checkpoint.step)

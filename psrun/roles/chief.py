@@ -354,7 +354,9 @@ def _record_evaluator(evaluation: choices.EvaluationChoice, folder: RunFolder) -
 
 
 def _export(program: Program, folder: RunFolder, reporter: Reporter) -> None:
-    loaded = trained_model.load(program.config, program.source, Store(folder.checkpoints), reporter.warn)
+    store = Store(folder.checkpoints)
+    tables = program.config.export.tables
+    loaded = trained_model.load(program.config, program.source, store, reporter.warn, tables=tables)
     path = trained_model.export(loaded, folder.path / "export", reporter.warn)
     reporter.emit("export", step=loaded.checkpoint.step, path=str(path))
 

@@ -234,7 +234,10 @@ def test_an_experiment_may_set_what_belongs_to_no_group(tmp_path):
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment" / "tried.yaml").write_text("# @package _global_\nseed: 7\nexport: {at_end: true}\n")
     composed = composition.values(composition.compose(["--config-dir", str(tmp_path), "experiment=tried"]))
-    assert (composed["seed"], composed["export"]) == (7, {"at_end": True, "best": False, "top_k": None})
+    assert (composed["seed"], composed["export"]) == (
+        7,
+        {"at_end": True, "best": False, "tables": "whole", "top_k": None},
+    )
 
 
 def test_a_disk_that_is_full_before_the_run_begins_is_reported_with_the_folder(tmp_path, monkeypatch):

@@ -1,0 +1,51 @@
+"""Models whose tables an export has apart, or cannot have apart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+import tf_keras
+
+from psrun import layers
+
+
+class Several(tf_keras.Model):
+    """Tables that are looked up twice, with a row for ids outside of them; the ids count as numbers, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables = layers.EmbeddingCollection(
+            [layers.Table("a.b", ("ids",), num_ids=7, dim=3), layers.Table("pooled", ("pooled",), num_ids=50, dim=3)],
+            oov="row",
+            combiner={"pooled": "mean"},
+        )
+        self.alone = layers.Embedding(9, 3, oov="row")
+        self.top = tf_keras.layers.Dense(1)
+
+    def call(self, features: Any) -> tf.Tensor:
+        ids = features["ids"]
+        rows = [self.tables({"ids": ids, "pooled": ids}), self.tables({"ids": ids - 3, "pooled": ids}), self.alone(ids)]
+        flat = [tf_keras.layers.Flatten()(each) for each in tf.nest.flatten(rows)]
+        return self.top(tf.concat([tf.cast(ids, tf.float32), *flat], 1))
+
+
+def several(source: Any) -> tf_keras.Model:
+    return Several()
+
+
+def tied(source: Any) -> tf_keras.Model:
+    """The sum of a whole table is an output."""
+    ids = tf_keras.Input((4,), dtype=tf.int64, name="ids")
+    table = layers.Embedding(50, 1)
+    looked_up = tf_keras.layers.Flatten()(table(ids))
+    return tf_keras.Model({"ids": ids}, Sum(table)(looked_up))
+
+
+class Sum(tf_keras.layers.Layer):
+    def __init__(self, table: layers.Embedding) -> None:
+        super().__init__()
+        self.table = table
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        return tf.reduce_sum(inputs, 1, keepdims=True) * tf.reduce_sum(self.table.embeddings)
