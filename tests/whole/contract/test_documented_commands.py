@@ -64,7 +64,7 @@ def test_an_override_in_a_sentence_can_be_typed_as_it_is(page):
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A folder with the runs and files that pages name."""
-    for name in ("RUN", "A", "B", "first"):
+    for name in ("RUN", "A", "B", "BACK", "first"):
         a_run(tmp_path / "runs" / name)
     a_run(tmp_path / "runs" / "one", step_time={"input_s": 0.0, "traffic_s": 0.004, "compute_s": 0.02, "other_s": 0.0})
     table = yaml.safe_load((ROOT / "conf" / "data" / "table.yaml").read_text())
