@@ -77,8 +77,9 @@ def padded(source: Any, features: Mapping[str, Any]) -> dict[str, np.ndarray]:
 def test_tables_and_dense_part_predict_as_the_whole(train, tmp_path, monkeypatch, case):
     monkeypatch.setattr(exchange, "_MAX_FILE_BYTES", 600)
     pieces = (*CASES[case], *ELSEWHERE.get(case, ("cluster=none",)), *FEW)
-    _, folder = train(*pieces)
-    apart, whole = (exported(pieces, folder.checkpoints, tmp_path, tables) for tables in ("apart", "whole"))
+    result, folder = train(*pieces, "export.at_end=true", "export.tables=apart")
+    apart = Path(result["export"])
+    whole = exported(pieces, folder.checkpoints, tmp_path, "whole")
     source = loading.load_source(run_config(*pieces))
     features = padded(source, next(iter(source.evaluation(batch_size=7)))[0])
     np.savez(tmp_path / "features.npz", **features)

@@ -175,6 +175,22 @@ def test_a_checkpoint_of_an_earlier_version_has_rows_in_an_unknown_order_and_no_
     np.testing.assert_array_equal(read(out / "tables/user.safetensors")["rows"], VALUES["user/embeddings"])
 
 
+def test_rows_in_several_files_are_those_of_an_export(store, tmp_path, monkeypatch):
+    monkeypatch.setattr(exchange, "_MAX_FILE_BYTES", 100 * DIM * 4)
+    monkeypatch.setattr(exchange, "PIECE_BYTES", 64)
+    exchange.export(store, 7, tmp_path / "out", "safetensors")
+    (tmp_path / "apart").mkdir()
+    about = exchange.write_rows(store, 7, {"user": COLUMN_BITS, "shop/user": 0}, tmp_path / "apart")
+    assert [len(table["files"]) for table in about.values()] == [8, 1]
+    for table, described_table in about.items():
+        parts = [read(tmp_path / "apart" / each["file"])["rows"] for each in described_table["files"]]
+        ends = np.cumsum([len(part) for part in parts])
+        assert [each["first"] + each["count"] for each in described_table["files"]] == ends.tolist()
+        whole = read(tmp_path / "out" / "tables" / f"{table.replace('/', '.')}.safetensors")["rows"]
+        np.testing.assert_array_equal(np.concatenate(parts), whole)
+        assert described_table["shape"] == list(whole.shape)
+
+
 def test_a_folder_that_exists_is_left_as_it_is(store, tmp_path):
     with pytest.raises(ConfigError, match="exists: choose another folder"):
         exchange.export(store, 7, tmp_path / "run", "npz")
