@@ -26,7 +26,6 @@ from psrun.tf_internals import keras
 from psrun.tf_internals.names import name_of
 from psrun.tf_internals.strategies import UninitializedVariable
 
-KEY = "export.tables"
 _ONLY_SHAPE = ("Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike")  # operations that read no value
 # Gives vectors, (n, dim), for n ids. Its arguments: the variable of their table, the name of their feature ('' if it is
 # unknown), the ids as the layer got them, and their rows in the variable, (n,).
@@ -158,24 +157,30 @@ def split(
       lengths: the names of those that are lengths of lists.
 
     Raises:
-      ConfigError: the network looks nothing up, or uses a table otherwise than by look-ups.
+      ConfigError: the network looks nothing up, uses a table otherwise than by look-ups, or looks it up in a branch.
     """
     known = embeddings.described(network, {})
     look_ups: dict[str, LookUp] = {}
+    within: set[str] = set()  # tables with look-ups within branches and loops
 
     def rows(features: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         found: dict[str, tf.Tensor] = {}
+        graph = tf.compat.v1.get_default_graph()
 
         def answer(variable: Any, feature: str, ids: Any, positions: tf.Tensor) -> tf.Tensor:
             num_rows, dim = variable.shape
             table = name_of(variable).rpartition("/")[0]
+            no_vectors = tf.zeros([tf.size(positions), dim], variable.dtype)
+            if positions.graph is not graph:
+                within.add(table)
+                return no_vectors
             column_bits = known[table]["column_bits"]
             name = _new_name(table, feature if len(known[table]["features"]) > 1 else "", {*specs, *found})
             numbers = _in_order_of_ids(tf.cast(positions, tf.int64), num_rows, column_bits)
             found[name] = lookup.shaped(numbers[:, tf.newaxis], ids)[..., 0]
             spec = tf.TensorSpec([*found[name].shape, dim], variable.dtype, name)
             look_ups[name] = LookUp(table, column_bits, spec)
-            return tf.zeros([tf.size(positions), dim], variable.dtype)
+            return no_vectors
 
         with _answered(network, answer):
             serve(features)
@@ -183,9 +188,10 @@ def split(
 
     rows_function = tf.function(rows, input_signature=[dict(specs)])
     rows_function.get_concrete_function()
+    if within:
+        raise _not_apart(f"looks rows of {min(within)} up within a branch or a loop")
     if not look_ups:
-        message = "is apart, but the model looks nothing up in a table of psrun's layers or of tf-keras' Embedding"
-        raise ConfigError([Problem(KEY, f"{message}; set it to whole")])
+        raise _not_apart("looks nothing up in a table of psrun's layers or of tf-keras' Embedding")
     vectors = {name: each.vectors for name, each in look_ups.items()}
 
     def dense(inputs: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
@@ -201,10 +207,13 @@ def split(
     captured = {id(outer) for graph in graphs for outer, _ in graph.captures}
     for name, variable in tables_of(network).items():
         if id(variable.handle) in captured:
-            message = f"is apart, but the model uses {name} otherwise than by looking rows up; set it to whole"
-            raise ConfigError([Problem(KEY, message)])
+            raise _not_apart(f"uses {name} otherwise than by looking rows up")
     resources = [each for each in network.variables if id(getattr(each, "handle", None)) in captured]
     return Split(look_ups, rows_function, dense_function, [*resources, *_hash_tables(network)])
+
+
+def _not_apart(reason: str) -> ConfigError:
+    return ConfigError([Problem("export.tables", f"is apart, but the model {reason}; set it to whole")])
 
 
 def _new_name(table: str, feature: str, others: Collection[str]) -> str:

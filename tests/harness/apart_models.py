@@ -49,3 +49,19 @@ class Sum(tf_keras.layers.Layer):
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
         return tf.reduce_sum(inputs, 1, keepdims=True) * tf.reduce_sum(self.table.embeddings)
+
+
+def branching(source: Any) -> tf_keras.Model:
+    """A table that is looked up in a branch."""
+    ids = tf_keras.Input((4,), dtype=tf.int64, name="ids")
+    return tf_keras.Model({"ids": ids}, tf_keras.layers.Dense(1)(Branch(layers.Embedding(50, 2))(ids)))
+
+
+class Branch(tf_keras.layers.Layer):
+    def __init__(self, table: layers.Embedding) -> None:
+        super().__init__()
+        self.table = table
+
+    def call(self, ids: tf.Tensor) -> tf.Tensor:
+        flat = [-1, ids.shape[1] * self.table.output_dim]
+        return tf.cond(tf.size(ids) > 0, lambda: tf.reshape(self.table(ids), flat), lambda: tf.zeros([0, flat[1]]))
