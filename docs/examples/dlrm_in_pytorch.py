@@ -62,7 +62,11 @@ UPDATES = {"SparseAdagrad": adagrad, "RowwiseAdagrad": rowwise_adagrad, "LazyAda
 
 
 def ids_of(folder, rule, words):
-    """The ids of the values of a feature with a vocabulary: 0 for values outside of it."""
+    """The ids of the values of a feature, one in each example. Id 0 is for values outside of the vocabulary."""
+    if "hash" in rule:
+        raise SystemExit(f"this example has no hash function {rule['hash']}; give the features a vocabulary, or ids")
+    if "vocabulary" not in rule:
+        return torch.tensor(words.ravel())
     lines = (folder / rule["vocabulary"]).read_text(encoding="utf-8").splitlines()
     ids = {json.loads(line): number for number, line in enumerate(lines, 1)}
     texts = [word.decode() if isinstance(word, bytes) else word for word in words.ravel().tolist()]
