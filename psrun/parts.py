@@ -54,6 +54,7 @@ class Part:
         dataclass of this node: how the engine runs the tasks, and no part of the experiment.
       run_view: the class of a view that follows a run until it has ended, for an engine that has submitted the run; see
         `psrun.runs.watch.run.RunView`.
+      stores: the module for runs at URLs, with the functions `begin` and `local`; see `psrun.runs.stores`.
       conf: the package with the YAML files of its choices, in folders as in psrun's conf/; empty if they are there. A
         file with the name of one of psrun's is not used.
       metrics: by name, the class of a `psrun.parts.GatheredMetric`, called without arguments. 'ndcg@K' means
@@ -74,6 +75,7 @@ class Part:
     models: str = ""
     settings: Mapping[str, str] = field(default_factory=dict)
     run_view: str = ""
+    stores: str = ""
     conf: str = ""
     metrics: Mapping[str, str] = field(default_factory=dict)
     gathering: str = ""
@@ -219,6 +221,14 @@ def run_view() -> Any:
     for part in every():
         if part.run_view:
             return load(part.run_view)
+    return None
+
+
+def stores() -> Any:
+    """The module for runs at URLs; None if no part offers one."""
+    for part in every():
+        if part.stores:
+            return importlib.import_module(part.stores)
     return None
 
 

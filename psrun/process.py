@@ -57,7 +57,7 @@ _MIN_OPEN_FILES = 512
 _HANDLED_WITHIN_S = 5.0
 _UNWOUND_WITHIN_S = 25.0  # less than the 30 s after which supervisors, schedulers and container runtimes kill
 _ENDED_WITHIN_S = 10.0
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # The supervisor's process id, set for its children: TF_CONFIG in a user's shell alone does not make a process a task.
 SUPERVISOR_PID = "PSRUN_SUPERVISOR_PID"
 # The process id of the sweep, set for its jobs. A job removes it, because its tasks are not children of the sweep.
@@ -78,7 +78,7 @@ def on_signals(handler: Callable[[int, Any], object]) -> None:
 
     A SIGHUP that is ignored stays so, as `nohup` has asked; child processes inherit that.
     """
-    for signum in _SIGNALS:
+    for signum in SIGNALS:
         if signum != signal.SIGHUP or signal.getsignal(signum) is not signal.SIG_IGN:
             signal.signal(signum, handler)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGHUP])  # a task on Ray has it blocked, as Ray's processes have
@@ -396,7 +396,7 @@ class Stop:
         """Ends the process if a signal is not handled in time. Reads the numbers of signals from a pipe."""
         while numbers := os.read(arrivals, 1):
             signum = signal.Signals(numbers[0])
-            if signum not in _SIGNALS or self.signum is not None:
+            if signum not in SIGNALS or self.signum is not None:
                 continue
             handled_by_s = time.monotonic() + (self._within_s or _HANDLED_WITHIN_S)
             while self.signum is None and time.monotonic() < handled_by_s:

@@ -155,7 +155,7 @@ def as_keys(word: str, arguments: Sequence[str]) -> list[str]:
     if word not in (RESUME, DEFAULT_MODE):
         stands_for.append(f"mode={word}")
     for run in runs:
-        resumed = _by_folder(f"resume={quoted(Path(run))}")
+        resumed = _by_folder(f"resume={quoted(run)}")
         stands_for.append(resumed)
         is_whole_sweep = word == RESUME and _holds_sweep(resume_folder([resumed]))
         if is_whole_sweep and not sweeps and not groups.prints_something(options):
@@ -231,7 +231,11 @@ def _command(word: str, arguments: list[str]) -> ExitCode:
     command = find_command(word)
     if command is None:
         raise ConfigError(_no_command(word, arguments))
-    return command(arguments)
+    stores = parts.stores() if any("://" in each for each in arguments) else None
+    if stores is None:
+        return command(arguments)
+    with stores.local(word, arguments) as local:
+        return command(local)
 
 
 def _no_command(word: str, others: Sequence[str]) -> str:
@@ -271,7 +275,7 @@ def run_experiment(started_s: float) -> ExitCode:
     # Two runs started in the same second do not share a folder.
     parse.add_resolver("short_id", lambda: secrets.token_hex(2), use_cache=True)
     parse.add_resolver("run_name", _run_name, use_cache=True)
-    command_line = with_resume_folder(groups.with_keys_of_options(sys.argv[1:]))
+    command_line = with_resume_folder(_with_local_folder(groups.with_keys_of_options(sys.argv[1:])))
     targets.search_modules(resume_folder(command_line))
     arguments = groups.options_first(command_line)
     if asked := groups.groups_asked_for(arguments):
@@ -606,12 +610,31 @@ def compose_resumed(arguments: Sequence[str], folder: Path, *, into: Path | None
     return Composer.create(arguments).compose([*now, *run.explicit], implied=run.implied, prepare=run.lay_over)
 
 
+def _with_local_folder(arguments: Sequence[str]) -> list[str]:
+    """The arguments, with a local folder for the URL of the run that is started or resumed.
+
+    With a URL it returns in a child process; see `psrun.runs.stores`. Raises ConfigError.
+    """
+    local = []
+    for argument in arguments:
+        key, _, value = argument.partition("=")
+        is_url = key in ("hydra.run.dir", "resume") and "://" in value
+        if not is_url or groups.is_sweep(arguments) or parts.stores() is None:
+            local.append(argument)
+        elif key == "resume" or not groups.prints_something(arguments):
+            local.append(f"{key}={quoted(parts.stores().begin(unquoted(value), key))}")
+    return local
+
+
 def with_resume_folder(arguments: Sequence[str]) -> list[str]:
     """The arguments, with the folder of the run or sweep that a key names by its name or by the end of its folder's.
 
     Raises:
-      ConfigError: several have it.
+      ConfigError: several have it, or it is a URL.
     """
+    for argument in arguments:
+        if key_of(argument) in _KEYS_OF_RUNS:
+            files.require_on_disk(key_of(argument), unquoted(argument.partition("=")[2]))
     return [_by_folder(argument) for argument in arguments]
 
 

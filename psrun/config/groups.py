@@ -36,6 +36,7 @@ _PRINTING = ("--cfg", "-c", "--info", "-i", "--help", "-h", "--hydra-help", "--s
 _VERBOSE = ("-v", "--verbose")
 VERBOSE = "run.verbose=true"
 _FLAGS = (*_SWEEPING, *_VERBOSE, "-r", "--run")
+urls: dict[Path, str] = {}  # of local folders that stand for runs on stores, in this process
 _OF_CFG = ("--package", "-p")
 _WITH_VALUE = (*_OPTIONS_OF_FILES, *_OF_CFG, "--cfg", "-c", "--info", "-i", "--shell-completion", "-sc")
 # Options of Hydra's that would start another run than they say.
@@ -446,9 +447,17 @@ def names_run(argument: str) -> bool:
     return not equals or ("/" in name and Path(argument).expanduser().is_dir())
 
 
+def with_url(folder: Path) -> str:
+    """A folder as it is, or the URL that it stands for."""
+    for local, url in urls.items():
+        if folder.absolute().is_relative_to(local):
+            return str(folder.absolute()).replace(str(local), url, 1)
+    return str(folder)
+
+
 def run_argument(folder: Path) -> str:
-    """A run folder as the argument after the word of a command, as a shell takes it; see `names_run`."""
-    text = str(folder)
+    """A run folder, or its URL, as the argument after the word of a command, as a shell takes it; see `names_run`."""
+    text = with_url(folder)
     if text.startswith(("-", "~")) or "=" in text.partition("/")[0]:
         text = f"./{text}"
     return shlex.quote(text)

@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.text import Text
 
 from psrun import files, process
-from psrun.config import advice, choices, parse, targets
+from psrun.config import advice, choices, groups, parse, targets
 from psrun.config.run_config import RunConfig
 from psrun.config.topology import CHIEF
 from psrun.errors import CANNOT_GROW, ConfigError, ExitCode, Interrupted, Problem, PsrunError, RunFolderError
@@ -141,6 +141,9 @@ def _execute(raw: Mapping[str, Any], path: Path, overrides: list[str], started_s
     stop = Stop()
     stop.handle()
     run, me = _parsed(raw, path, overrides, started_s, stop)
+    if run.cluster.spans_machines and path in groups.urls:
+        message = f"is {run.cluster.kind}, whose tasks need one folder on a disk that all of them share, not a URL"
+        raise ConfigError([Problem("cluster", message)])
     is_own = is_own and me.owns_folder
     _show_task(me, path)
     path = _place(run, me, path)

@@ -15,6 +15,7 @@ PART = Part(
         "diff": "psrun.runs.report.diff:main",
         "reproduce": "psrun.runs.reproduce:main",
     },
+    stores="psrun.runs.stores",
     run_view="psrun.runs.watch.run:RunView",
     choices={
         "tracker": {

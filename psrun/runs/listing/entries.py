@@ -231,7 +231,7 @@ def size_bytes(folder: str) -> int:
 
 def shown(row: Row, name: str, folder: str) -> Row:
     """A row of the list: with the name and the path of the folder, and the age in seconds."""
-    row = {"run": printable(name), "folder": printable(folder), **row}
+    row = {"run": printable(name), "folder": printable(groups.with_url(Path(folder))), **row}
     row["age"] = max(0.0, time.time() - row.pop("started_s"))
     del row["written_s"]
     return row

@@ -1,0 +1,224 @@
+"""The process of a run at a URL: its child trains in a local folder, and it mirrors that to the URL.
+
+They are two processes, since a run may leave the network (`process.isolate`), may end at any place, forks tasks, which
+the threads of a store do not survive, and must not wait for a store. A run that is killed is still uploaded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shlex
+import shutil
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import NoReturn
+
+from rich.console import Console
+
+from psrun import files, process
+from psrun.config import groups
+from psrun.data.storage import cache
+from psrun.errors import ConfigError, ExitCode, Interrupted, Problem
+from psrun.results.events import METRICS
+from psrun.results.run_folder import RESULT, RunFolder
+from psrun.runs.stores.mirror import Mirror, fetch
+from psrun.runs.stores.remote import BEAT_S, Remote
+
+_COPY = ".store.json"  # in the local folder: the token of the copy
+_LOOK_EVERY_S = 5.0  # for a complete checkpoint
+_ALL_EVERY_S = 60.0
+_LAST_WITHIN_S = 120.0  # without an answer of the store after the run has ended
+_POLL_S = 0.1
+
+
+def work_folder(url: str) -> Path:
+    """The local folder in which this user runs the run at a URL."""
+    name = url.rpartition("/")[2]
+    return cache().parent / "stores" / f"{name}-{hashlib.sha256(url.encode()).hexdigest()[:8]}"
+
+
+def begin(url: str, key: str) -> Path:
+    """Goes on in a child process, in the returned local folder; the parent mirrors that until the child ends.
+
+    Args:
+      key: that names the URL: hydra.run.dir for a new run, else resume.
+
+    Raises:
+      ConfigError: the URL cannot be used, is in use, or holds a run (hydra.run.dir) or none (resume).
+      StoreError: the store does not answer.
+      CheckpointError: all checkpoints of the run are damaged.
+      Interrupted: a signal ended the process before the run began.
+    """
+    url = url.rstrip("/")
+    if "${" in url:
+        raise ConfigError([Problem(key, f"is {url}; a run is found again by its URL: write a fixed name")])
+    folder = work_folder(url)
+    parent = os.getpid()
+    may_begin, begins = os.pipe()
+    child = os.fork()  # before there is a file system of fsspec
+    if child:
+        os.close(may_begin)
+        _Keeper(url, key, folder, child, begins).keep()
+    os.close(begins)
+    process.end_with_parent(parent)
+    os.setpgid(0, 0)  # it gets Ctrl-C from its parent: twice would mean at once
+    if not os.read(may_begin, 1):
+        os._exit(ExitCode.FAILED)  # the parent says why
+    os.close(may_begin)
+    groups.urls[folder] = url
+    return folder
+
+
+class _Keeper:
+    """The parent process."""
+
+    def __init__(self, url: str, key: str, folder: Path, child: int, begins: int) -> None:
+        self._url = url
+        self._key = key
+        self._folder = folder
+        self._child = child
+        self._begins = begins
+        self._resume = f"psrun resume {shlex.quote(url)}"
+        self._console = Console(stderr=True, highlight=False)
+        self._has_begun = threading.Event()
+        self._ended_s: float | None = None  # of the run
+        self._remote: Remote | None = None
+        self._error: BaseException | None = None  # why the run cannot begin
+        self._lacks: str | None = "the upload was not finished"  # why the end of the run is not at the URL
+
+    def keep(self) -> NoReturn:
+        """Ends this process as the run ends, but not with 0 if the end of the run is not at the URL."""
+        process.set_title(f"mirror {self._url}")
+        signals = [each for each in process.SIGNALS if signal.getsignal(each) is not signal.SIG_IGN]
+        signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # before there are threads, which would take them
+        thread = threading.Thread(target=self._work, name="psrun-mirror", daemon=True)
+        thread.start()
+        code = ExitCode.FAILED.value
+        while thread.is_alive() and not self._is_stuck():
+            received = signal.sigtimedwait(signals, _POLL_S)
+            if received is not None and not self._has_begun.is_set():
+                raise Interrupted(received.si_signo)
+            if received is not None and self._ended_s is not None:  # from somebody who does not wait for the store
+                break
+            if received is not None:
+                os.kill(self._child, received.si_signo)
+            if self._has_begun.is_set() and self._ended_s is None:
+                pid, status = os.waitpid(self._child, os.WNOHANG)
+                if pid:
+                    code = os.waitstatus_to_exitcode(status)
+                    self._ended_s = time.monotonic()
+        if self._error is not None:
+            raise self._error
+        process.leave(self._outcome(code if code >= 0 else 128 - code))
+
+    def _is_stuck(self) -> bool:
+        """Whether the run has ended and the store does not answer."""
+        if self._ended_s is None or self._remote is None:
+            return False
+        return time.monotonic() > max(self._ended_s, self._remote.progressed_s) + _LAST_WITHIN_S
+
+    def _outcome(self, code: int) -> int:
+        """Says what is at the URL; returns the exit code of this process."""
+        if self._lacks is None:
+            if code not in (ExitCode.DONE, ExitCode.USAGE):
+                self._say(f"all of the run is at {self._url}; to resume: {self._resume}")
+            return code
+        is_lost = self._remote is not None and self._remote.is_lost
+        then = "" if is_lost else f"; on this machine, {self._resume} uploads it"
+        self._say(f"the end of the run is not at {self._url} ({self._lacks}), but in {self._folder}{then}", "red")
+        return code or (ExitCode.FAILED if is_lost else ExitCode.RESTART)
+
+    def _say(self, text: str, style: str = "yellow") -> None:
+        self._console.print(f"psrun: {text}", style=style, markup=False, soft_wrap=True)
+
+    # -- in threads
+
+    def _work(self) -> None:
+        try:
+            self._remote = Remote(self._url, self._key)
+            mirror = self._prepared(self._remote)
+        except BaseException as error:
+            self._error = error
+            return
+        self._has_begun.set()
+        os.write(self._begins, b".")
+        threading.Thread(target=self._beat, args=(self._remote,), name="psrun-beat", daemon=True).start()
+        self._follow(self._remote, mirror)
+
+    def _prepared(self, remote: Remote) -> Mirror:
+        """Claims the URL, and makes the local folder the newest state of the run there."""
+        self._folder.parent.mkdir(parents=True, exist_ok=True)
+        lock = self._folder.with_name(f"{self._folder.name}.lock")
+        lock.touch()
+        if not files.hold(lock):
+            raise remote.problem(f"{self._url} is running here; to end it: psrun stop {shlex.quote(self._url)}")
+        there = {*remote.sizes()}
+        record, _ = files.load_mapping(self._folder / _COPY)
+        token = record.get("token")
+        if token is None or remote.owner().get("token") != token:
+            token = None  # another copy was mirrored since
+        has_run = not there.isdisjoint((RESULT, METRICS))
+        resumes = self._key == "resume"
+        here = RunFolder(self._folder)
+        if resumes and not has_run and token is None:
+            raise remote.problem(f"there is no run at {self._url}; name the URL of a run")
+        if not resumes and has_run:
+            message = f"{self._url} holds a run already; choose another URL, or resume the run: {self._resume}"
+            raise remote.problem(message)
+        if not resumes and here.has_run and not here.makes_room:
+            then = f"to upload it: {self._resume}" if token else "remove that folder, or choose another URL"
+            raise remote.problem(f"{self._folder} holds a run that is not at {self._url}; {then}")
+        is_new = token is None or not resumes
+        remote.claim(None if is_new else token, self._say)
+        if is_new:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder.mkdir()
+            there = {*remote.sizes()}  # the owner before may have gone on
+        if is_new and resumes:
+            self._say(f"reading {self._url} to {self._folder}")
+            fetch(remote, self._folder, there, self._say)
+        files.write_atomic(self._folder / _COPY, json.dumps({"token": remote.token}), durable=True)
+        mirror = Mirror(remote, self._folder, there, is_equal=is_new)
+        mirror.update()  # before the run removes a file
+        return mirror
+
+    def _beat(self, remote: Remote) -> None:
+        while True:  # until this process ends
+            time.sleep(BEAT_S)
+            with contextlib.suppress(Exception):  # of the store; the next beat follows
+                remote.beat()
+
+    def _follow(self, remote: Remote, mirror: Mirror) -> None:
+        """Uploads what is finished, until the run has ended and all of it is there, or another machine takes over."""
+        due_s = time.monotonic() + _ALL_EVERY_S
+        has_failed = False
+        looked_s = time.monotonic()
+        while self._lacks is not None and not remote.is_lost:
+            has_ended = self._ended_s is not None
+            time.sleep(_POLL_S)
+            if not has_ended and time.monotonic() < looked_s + _LOOK_EVERY_S:
+                continue
+            looked_s = time.monotonic()
+            if not has_ended and looked_s < due_s and not mirror.has_new_checkpoint():
+                continue
+            try:
+                mirror.update()
+                if has_ended:
+                    remote.beat(releases=True)
+            except Exception as error:  # of the store or the disk: a run does not end by it
+                if not has_failed:
+                    self._say(f"{error}; the run goes on, and the upload is tried again")
+                has_failed = True
+                self._lacks = str(error)
+                time.sleep(_LOOK_EVERY_S)
+                continue
+            if has_failed:
+                self._say(f"the upload to {self._url} works again")
+            has_failed = False
+            self._lacks = None if has_ended else "the upload was not finished"
+            due_s = looked_s + _ALL_EVERY_S
