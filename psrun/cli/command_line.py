@@ -617,7 +617,8 @@ def _with_local_folder(arguments: Sequence[str]) -> list[str]:
     """
     local = []
     for argument in arguments:
-        key, _, value = argument.partition("=")
+        key = key_of(argument)
+        value = argument.partition("=")[2]
         is_url = key in ("hydra.run.dir", "resume") and "://" in value
         if not is_url or groups.is_sweep(arguments) or parts.stores() is None:
             local.append(argument)

@@ -100,3 +100,34 @@ def half_checkpoints(objects: dict[str, bytes]) -> list[str]:
             if hashlib.sha256(there).hexdigest() != recorded["sha256"]:
                 half.append(name)
     return half
+
+
+def go_on(url: str, folder: Path, told: Any) -> None:
+    """A machine that resumes the run at a URL, or begins it, and trains until it is killed.
+
+    Args:
+      told: a connection that gets the step of each checkpoint once that is in the store; first 0.
+    """
+    from psrun.runs.stores.mirror import Mirror, fetch
+    from psrun.runs.stores.remote import Remote
+
+    remote = Remote(url)
+    there = {*remote.sizes()}
+    if there:
+        fetch(remote, folder, there, print)
+        run = RunFolder.resume(folder)
+    else:
+        run = RunFolder.create(folder, raw={"seed": 1})
+        run.emit("begun", overrides=["seed=1"], started_s=0.0, mode="train")
+    mirror = Mirror(remote, folder, there, is_equal=True)
+    newest = Store(run.checkpoints).choose("latest", print)
+    step = newest.step if newest else 0
+    told.send(0)
+    while True:
+        step += 10
+        run.emit("epoch", step=step, epoch=step // 10, epochs=10**6, metrics={"loss": 1.0},
+                 steps_per_s=1.0, examples_per_s=1.0, steps_repeated=0)  # fmt: skip
+        save(folder, step)
+        run.emit("checkpoint", step=step, path=f"ckpt-{step}", good=True, seconds=0.1)
+        mirror.update()
+        told.send(step)

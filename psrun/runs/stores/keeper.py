@@ -86,7 +86,8 @@ class _Keeper:
         self._resume = f"psrun resume {shlex.quote(url)}"
         self._console = Console(stderr=True, highlight=False)
         self._has_begun = threading.Event()
-        self._ended_s: float | None = None  # of the run
+        self._code: int | None = None  # of the run, once it has ended
+        self._ended_s = 0.0
         self._remote: Remote | None = None
         self._error: BaseException | None = None  # why the run cannot begin
         self._lacks: str | None = "the upload was not finished"  # why the end of the run is not at the URL
@@ -98,29 +99,28 @@ class _Keeper:
         signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # before there are threads, which would take them
         thread = threading.Thread(target=self._work, name="psrun-mirror", daemon=True)
         thread.start()
-        code = ExitCode.FAILED.value
-        while thread.is_alive() and not self._is_stuck():
+        while self._error is None and (self._code is None or (thread.is_alive() and not self._is_stuck())):
             received = signal.sigtimedwait(signals, _POLL_S)
             if received is not None and not self._has_begun.is_set():
                 raise Interrupted(received.si_signo)
-            if received is not None and self._ended_s is not None:  # from somebody who does not wait for the store
+            if received is not None and self._code is not None:  # from somebody who does not wait for the store
                 break
             if received is not None:
                 os.kill(self._child, received.si_signo)
-            if self._has_begun.is_set() and self._ended_s is None:
+            if self._has_begun.is_set() and self._code is None:
                 pid, status = os.waitpid(self._child, os.WNOHANG)
                 if pid:
                     code = os.waitstatus_to_exitcode(status)
                     self._ended_s = time.monotonic()
+                    self._code = code if code >= 0 else 128 - code
         if self._error is not None:
             raise self._error
-        process.leave(self._outcome(code if code >= 0 else 128 - code))
+        process.leave(self._outcome(self._code or ExitCode.DONE))
 
     def _is_stuck(self) -> bool:
-        """Whether the run has ended and the store does not answer."""
-        if self._ended_s is None or self._remote is None:
-            return False
-        return time.monotonic() > max(self._ended_s, self._remote.progressed_s) + _LAST_WITHIN_S
+        """Whether the store does not answer at the end of the run."""
+        heard_s = self._remote.progressed_s if self._remote else 0.0
+        return time.monotonic() > max(self._ended_s, heard_s) + _LAST_WITHIN_S
 
     def _outcome(self, code: int) -> int:
         """Says what is at the URL; returns the exit code of this process."""
@@ -198,8 +198,8 @@ class _Keeper:
         due_s = time.monotonic() + _ALL_EVERY_S
         has_failed = False
         looked_s = time.monotonic()
-        while self._lacks is not None and not remote.is_lost:
-            has_ended = self._ended_s is not None
+        while self._lacks is not None:
+            has_ended = self._code is not None
             time.sleep(_POLL_S)
             if not has_ended and time.monotonic() < looked_s + _LOOK_EVERY_S:
                 continue
@@ -207,14 +207,19 @@ class _Keeper:
             if not has_ended and looked_s < due_s and not mirror.has_new_checkpoint():
                 continue
             try:
-                mirror.update()
+                if self._code != ExitCode.USAGE or self._key == "resume":  # else there is no run
+                    mirror.update()
                 if has_ended:
                     remote.beat(releases=True)
             except Exception as error:  # of the store or the disk: a run does not end by it
-                if not has_failed:
-                    self._say(f"{error}; the run goes on, and the upload is tried again")
+                if not has_failed or remote.is_lost:
+                    self._say(
+                        f"{error}; the run goes on, {'without upload' if remote.is_lost else 'and tries it again'}"
+                    )
                 has_failed = True
                 self._lacks = str(error)
+                if remote.is_lost:
+                    return
                 time.sleep(_LOOK_EVERY_S)
                 continue
             if has_failed:

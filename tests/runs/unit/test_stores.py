@@ -260,6 +260,41 @@ def test_a_machine_that_does_not_beat_is_gone_and_finds_out_when_it_returns(stor
         there.update()
 
 
+def test_a_run_goes_on_while_the_store_fails_and_ends_with_another_code_without_its_end(store, monkeypatch):
+    monkeypatch.setattr(keeper, "_POLL_S", 0.001)
+    monkeypatch.setattr(keeper, "_LOOK_EVERY_S", 0.001)
+    said: list[str] = []
+    own = _Keeper(store, "hydra.run.dir", work_folder(store), 0, 0)
+    own._say = lambda text, style="": said.append(text)  # type: ignore[method-assign]
+    there = own._remote = Remote(store)
+    mirror = own._prepared(there)
+    assert own._outcome(0) == 175
+    assert said.pop() == (
+        f"the end of the run is not at {store} (the upload was not finished), but in {work_folder(store)}; "
+        f"on this machine, psrun resume {store} uploads it"
+    )
+    all(scripted(work_folder(store)))
+    system = there._fs
+    there._fs = Interfered(system, 1, TimeoutError("too slow"))
+    own._code = 0
+    own._follow(there, mirror)
+    assert said == [
+        f"{store} cannot be used: too slow; the run goes on, and tries it again", f"the upload to {store} works again"
+    ]  # fmt: skip
+    assert own._outcome(0) == 0
+    assert own._outcome(130) == 130
+    assert said.pop() == f"all of the run is at {store}; to resume: psrun resume {store}"
+    own._lacks = "not yet"
+    there._is_released = False
+    there.token = "of before"
+    with pytest.raises(StoreError):
+        there.beat()
+    own._follow(there, mirror)
+    assert said.pop() == f"another machine has taken over {store}; the run goes on, without upload"
+    assert own._outcome(0) == 1
+    assert "uploads it" not in said.pop()
+
+
 def test_of_two_that_claim_at_once_one_goes_on(store, monkeypatch):
     first, second = Remote(store), Remote(store)
     monkeypatch.setattr(remote.time, "sleep", lambda s: second._write_owner())

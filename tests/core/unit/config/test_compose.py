@@ -264,7 +264,6 @@ def test_fields_of_hydra_in_the_help_are_filled(monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("command", "key"),
     [
-        (["hydra.run.dir=gs://bucket/run"], "hydra.run.dir"),
         (["hydra.run.dir=gs:/bucket/run"], "hydra.run.dir"),
         (["hydra.run.dir='C:\\run'"], "hydra.run.dir"),
         (["init", "file:///tmp/project"], "folder"),
