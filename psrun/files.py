@@ -50,6 +50,11 @@ def on_disk(text: str) -> Path:
     return Path(text)
 
 
+def user_cache() -> Path:
+    """The user's cache folder, for all runs."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().absolute() / "psrun"
+
+
 def from_here(path: Path) -> Path:
     """A path from the current folder if it is below it; else the path as it is."""
     try:
@@ -180,6 +185,14 @@ def is_locked(path: Path) -> bool:
         return True
     os.close(descriptor)
     return False
+
+
+def is_in_use(path: Path) -> bool:
+    """Whether a process holds the lock, as far as can be seen; False without a file or folder."""
+    try:
+        return is_locked(path)
+    except OSError:  # a file system without locks
+        return False
 
 
 def as_mapping(value: Any) -> Mapping[str, Any]:

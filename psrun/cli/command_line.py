@@ -155,7 +155,7 @@ def as_keys(word: str, arguments: Sequence[str]) -> list[str]:
     if word not in (RESUME, DEFAULT_MODE):
         stands_for.append(f"mode={word}")
     for run in runs:
-        resumed = _by_folder(f"resume={quoted(run)}")
+        resumed = _by_folder(f"resume={quoted(run if '://' in run else Path(run))}")
         stands_for.append(resumed)
         is_whole_sweep = word == RESUME and _holds_sweep(resume_folder([resumed]))
         if is_whole_sweep and not sweeps and not groups.prints_something(options):
@@ -510,7 +510,7 @@ def _job(own: DictConfig, subdir: str | None, started_s: float) -> ExitCode:
     try:
         if subdir is not None:
             _write_hydra_in(folder, own, subdir)
-        if resumes_training and not _is_in_use(folder):
+        if resumes_training and not files.is_in_use(folder):
             there.pause_after(None)  # whoever resumes a job of a search wants the rest of its epochs
         code = run_process.execute(
             plain,
@@ -567,14 +567,6 @@ def write_hydra(folder: Path, own: DictConfig, subdir: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, config in (("config", own), ("hydra", hydra), ("overrides", hydra.hydra.overrides.task)):
         files.write_atomic(folder / f"{name}.yaml", OmegaConf.to_yaml(config))
-
-
-def _is_in_use(folder: Path) -> bool:
-    """Whether a process runs the run in `folder`, as far as can be seen."""
-    try:
-        return files.is_locked(folder)
-    except OSError:  # a file system without locks
-        return False
 
 
 def _told_where(error: PsrunError, started_in: str | None, given: list[str]) -> PsrunError:

@@ -24,7 +24,7 @@ from pyarrow import fs
 
 from psrun.config.schema import file_meant
 from psrun.errors import DataError
-from psrun.files import write_atomic
+from psrun.files import user_cache, write_atomic
 
 SHARD = re.compile(r"-\d+-of-\d+$")  # numbered parts of a file: after the extension
 _PARTITION = re.compile(r"[A-Za-z_][^=/]*=[^/]*")  # a folder of a dataset that is partitioned by values
@@ -138,8 +138,8 @@ def partition(name: str, folders: Sequence[str]) -> dict[str, str | None]:
 
 
 def cache() -> Path:
-    """The user's cache folder, for all runs."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "psrun" / "data"
+    """The folder for what is known of data, for all runs of the user."""
+    return user_cache() / "data"
 
 
 def stamp_of(name: str) -> list[Any]:

@@ -22,7 +22,6 @@ from rich.console import Console
 
 from psrun import files, process
 from psrun.config import groups
-from psrun.data.storage import cache
 from psrun.errors import ConfigError, ExitCode, Interrupted, Problem
 from psrun.results.events import METRICS
 from psrun.results.run_folder import RESULT, RunFolder
@@ -39,7 +38,7 @@ _POLL_S = 0.1
 def work_folder(url: str) -> Path:
     """The local folder in which this user runs the run at a URL."""
     name = url.rpartition("/")[2]
-    return cache().parent / "stores" / f"{name}-{hashlib.sha256(url.encode()).hexdigest()[:8]}"
+    return files.user_cache() / "stores" / f"{name}-{hashlib.sha256(url.encode()).hexdigest()[:8]}"
 
 
 def begin(url: str, key: str) -> Path:
@@ -126,7 +125,7 @@ class _Keeper:
         """Says what is at the URL; returns the exit code of this process."""
         if self._lacks is None:
             if code not in (ExitCode.DONE, ExitCode.USAGE):
-                self._say(f"all of the run is at {self._url}; to resume: {self._resume}")
+                self._say(f"all of the run is at {self._url}")
             return code
         is_lost = self._remote is not None and self._remote.is_lost
         then = "" if is_lost else f"; on this machine, {self._resume} uploads it"
@@ -155,7 +154,7 @@ class _Keeper:
         self._folder.parent.mkdir(parents=True, exist_ok=True)
         lock = self._folder.with_name(f"{self._folder.name}.lock")
         lock.touch()
-        if not files.hold(lock):
+        if not files.hold(lock) or files.is_in_use(self._folder):
             raise remote.problem(f"{self._url} is running here; to end it: psrun stop {shlex.quote(self._url)}")
         there = {*remote.sizes()}
         record, _ = files.load_mapping(self._folder / _COPY)

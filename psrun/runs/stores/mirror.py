@@ -7,13 +7,11 @@ until then are there before the manifest; run.json, which may say that the run i
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from psrun import files
 from psrun.checkpoint.storage import PREFIX, SET_ASIDE, Store, manifest_path
 from psrun.errors import CheckpointError
 from psrun.results.events import METRICS
@@ -137,9 +135,8 @@ def fetch(remote: Remote, folder: Path, there: set[str], say: Callable[[str], No
     for name in there:
         if not name.startswith(_FILE) or _is_manifest(name):
             remote.get(name, folder / name)
-    result = rebuilt(folder)
-    if result.get("status") == "running":  # the machine may have stopped before it wrote run.json
-        files.write_atomic(folder / RESULT, json.dumps(result) + "\n")
+    if rebuilt(folder).get("status") == "running":  # then run.json may be older: it is rebuilt from events
+        (folder / RESULT).unlink(missing_ok=True)
     store = Store(folder / CHECKPOINTS)
     best = (store.best() or {}).get("step")
     has_any = bool(store.steps())

@@ -112,6 +112,7 @@ def wait_until(condition, process: subprocess.Popen[str]) -> None:
 
 def test_a_run_survives_kills_at_random_moments(server, there, url, tmp_path):
     """One run on many machines, each of which resumes from the store and is killed while it mirrors."""
+    remote = Remote(url)
     context = multiprocessing.get_context("forkserver")  # its children have no file system of this process
     context.set_forkserver_preload(["stored_runs", "psrun.runs.stores.mirror", "s3fs"])
     moments = random.Random(1)
@@ -133,14 +134,13 @@ def test_a_run_survives_kills_at_random_moments(server, there, url, tmp_path):
             except EOFError:
                 break
         ours.close()
-        objects = there(url)
+        objects = {name: remote._fs.cat_file(f"{remote._root}/{name}") for name in remote.sizes()}
         assert half_checkpoints(objects) == []
         listed = {name for text in objects if text.endswith(".manifest.json")
                   for name in json.loads(objects[text])["files"]}  # fmt: skip
         num_torn += any(name.startswith("checkpoints/ckpt-") and not name.endswith(".manifest.json")
                         and Path(name).name not in listed for name in objects)  # fmt: skip
         said: list[str] = []
-        remote = Remote(url)
         if objects:
             fetch(remote, tmp_path / f"read{number}", {*objects}, said.append)
         newest = Store(tmp_path / f"read{number}" / "checkpoints").choose("latest", said.append)
@@ -187,7 +187,7 @@ def test_a_run_that_is_preempted_saves_to_the_store(psrun, done, there, url):
     first.send_signal(signal.SIGTERM)
     _, err = first.communicate(timeout=BOUND_S)
     assert first.returncode == 175, err
-    assert f"all of the run is at {url}; to resume: psrun resume {url}" in err
+    assert f"to resume: psrun resume {url}\npsrun: all of the run is at {url}\n" in err
     result = json.loads(there(url)["run.json"])
     assert result["status"] == "interrupted"
     code, text = done("resume", url, "mode=evaluate", "evaluation=direct", machine="two")

@@ -283,7 +283,7 @@ def test_a_run_goes_on_while_the_store_fails_and_ends_with_another_code_without_
     ]  # fmt: skip
     assert own._outcome(0) == 0
     assert own._outcome(130) == 130
-    assert said.pop() == f"all of the run is at {store}; to resume: psrun resume {store}"
+    assert said.pop() == f"all of the run is at {store}"
     own._lacks = "not yet"
     there._is_released = False
     there.token = "of before"
