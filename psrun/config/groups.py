@@ -439,12 +439,12 @@ def key_of(argument: str) -> str:
 def names_run(argument: str) -> bool:
     """Whether an argument after the word of a command names a run: it is no option, choice or key with its value.
 
-    A folder that exists may have = in its name, after a /.
+    A folder that exists may have = in its name, after a /, and so may a URL.
     """
     if argument.startswith("~") and not argument.startswith("~/"):  # deletes a key
         return False
     name, equals, _ = argument.partition("=")
-    return not equals or ("/" in name and Path(argument).expanduser().is_dir())
+    return not equals or "://" in name or ("/" in name and Path(argument).expanduser().is_dir())
 
 
 def with_url(folder: Path) -> str:

@@ -146,7 +146,6 @@ class _Keeper:
             return
         self._has_begun.set()
         os.write(self._begins, b".")
-        threading.Thread(target=self._beat, args=(self._remote,), name="psrun-beat", daemon=True).start()
         self._follow(self._remote, mirror)
 
     def _prepared(self, remote: Remote) -> Mirror:
@@ -174,6 +173,7 @@ class _Keeper:
             raise remote.problem(f"{self._folder} holds a run that is not at {self._url}; {then}")
         is_new = token is None or not resumes
         remote.claim(None if is_new else token, self._say)
+        threading.Thread(target=self._beat, args=(remote,), name="psrun-beat", daemon=True).start()
         if is_new:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder.mkdir()

@@ -110,3 +110,8 @@ def test_a_run_is_named_in_the_values_of_keys_too(runs):
     folder = f"'{runs / 'runs' / 'oj'}'"
     expected = [f"resume={folder}", f"consistency.run={folder}", *given[2:]]
     assert command_line.with_resume_folder(given) == expected
+
+
+def test_a_url_names_a_run():
+    assert groups.names_run("s3://bucket/year=2026/run")
+    assert not groups.names_run("data.path=s3://bucket/year=2026/rows.csv")
