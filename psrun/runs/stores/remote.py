@@ -101,7 +101,11 @@ class Remote:
 
     def owner(self) -> Mapping[str, Any]:
         """The machine that mirrors to the URL, or did last; empty without one."""
-        return files.as_mapping(json.loads(self.text(_OWNER) or "{}"))
+        text = self.text(_OWNER)
+        try:
+            return files.as_mapping(json.loads(text or "{}"))
+        except ValueError:  # two have written at once, to a store that is no store of objects
+            return {"damaged": text}
 
     def claim(self, token: str | None, say: Callable[[str], None]) -> None:
         """Makes this machine the one that mirrors to the URL. Raises ConfigError if another one does.

@@ -303,6 +303,13 @@ def test_of_two_that_claim_at_once_one_goes_on(store, monkeypatch):
         first.claim(None, print)
 
 
+def test_an_owner_that_two_have_written_at_once_is_another_one(store, monkeypatch):
+    first = Remote(store)
+    monkeypatch.setattr(remote.time, "sleep", lambda s: first.write(remote._OWNER, "{}}"))
+    with pytest.raises(ConfigError, match="is in use"):
+        first.claim(None, print)
+
+
 def test_a_run_that_was_refused_makes_room(store):
     _, own = prepared(store, "hydra.run.dir")
     own.beat(releases=True)
