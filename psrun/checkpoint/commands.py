@@ -16,6 +16,7 @@ from psrun import process
 from psrun.checkpoint.storage import EXPORT_FORMATS, PREFIX, Manifest, Store, described
 from psrun.config.groups import run_argument
 from psrun.errors import ConfigError, ExitCode
+from psrun.files import on_disk
 from psrun.results import run_state
 from psrun.results.run_folder import RESULT
 
@@ -48,10 +49,10 @@ def main(arguments: list[str]) -> ExitCode:
             about = "the folder that export wrote" if name == "import" else _PATH
             part.add_argument(argument, type=Path, help=about)
         if name == "export":
-            part.add_argument("--to", type=Path, required=True, metavar="FOLDER", help="the folder to write, a new one")
+            part.add_argument("--to", type=on_disk, required=True, metavar="FOLDER", help="a new folder")
             part.add_argument("--format", choices=EXPORT_FORMATS, default=EXPORT_FORMATS[0], help="of the files")
         if name == "import":
-            part.add_argument("--to", type=Path, required=True, metavar="RUN", help="the run folder to make, a new one")
+            part.add_argument("--to", type=on_disk, required=True, metavar="RUN", help="a new run folder")
     options = vars(parser.parse_args(arguments))
     function = options.pop("function")
     for name in ("path", "other"):

@@ -198,6 +198,16 @@ def test_a_folder_that_exists_is_left_as_it_is(store, tmp_path):
         importing.restore(tmp_path / "out", tmp_path / "run")
 
 
+@pytest.mark.parametrize("subcommand", ["export", "import"])
+def test_a_target_at_a_url_is_refused(store, tmp_path, monkeypatch, capsys, subcommand):
+    """It would be a folder `s3:` in the current one."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match="2"):
+        commands.main([subcommand, str(store.folder), "--to", "s3://bucket/out"])
+    assert "must be a path on a mounted disk" in capsys.readouterr().err
+    assert not (tmp_path / "s3:").exists()
+
+
 def failing_on_a_full_disk(path, tensors):
     path.write_bytes(b"some of it")
     raise OSError(errno.ENOSPC, "No space left on device")
