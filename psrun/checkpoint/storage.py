@@ -384,11 +384,14 @@ class Store:
             time.sleep(_LOOK_EVERY_S)
 
     def write_vocabularies(self, vocabularies: Mapping[str, Iterable[Any]]) -> None:
-        """Writes the values of each file of `vocabularies`, in JSON, one a line. Raises OSError."""
+        """Writes the values of each file of `vocabularies`, in JSON, one a line. Raises OSError.
+
+        In ASCII: programs break lines also at other characters than a line feed.
+        """
         for name, values in vocabularies.items():
             self.vocabularies.mkdir(parents=True, exist_ok=True)
-            with files.put_whole(self.vocabularies / name) as part, part.open("w", encoding="utf-8") as file:
-                file.writelines(f"{json.dumps(value, ensure_ascii=False)}\n" for value in values)
+            with files.put_whole(self.vocabularies / name) as part, part.open("w", encoding="ascii") as file:
+                file.writelines(f"{json.dumps(value)}\n" for value in values)
 
     def complete(self, held: Manifest) -> Manifest:
         """Completes a checkpoint after TensorFlow has written its files: syncs them to disk and writes the manifest.

@@ -167,13 +167,16 @@ class Feature:
         return self.max_values is not None
 
     def listed(self) -> Iterator[str | int]:
-        """The values of the vocabulary. Raises OSError if its file cannot be read."""
+        """The values with the ids 1, 2 and so on. Raises OSError if the file of the vocabulary cannot be read."""
         if not isinstance(self.vocabulary, Path):
-            yield from self.vocabulary or ()
+            values = tuple(self.vocabulary or ())
+            # The vocabulary of a layer of Keras begins with its value for others, which is no value. A file has none.
+            others = "[UNK]" if self.dtype == tf.string else -1
+            yield from values[1:] if values[:1] == (others,) else values
             return
-        with self.vocabulary.open(encoding="utf-8") as lines:
+        with self.vocabulary.open(encoding="utf-8", newline="\n") as lines:
             for line in lines:
-                value = line.removesuffix("\n")
+                value = line.removesuffix("\n").removesuffix("\r")  # as TensorFlow reads the file
                 yield int(value) if self.dtype.is_integer else value
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -302,9 +302,7 @@ def _ids_of(features: Sequence[Feature]) -> Any:
         return _ByLayer(lookup, lookup.vocabulary_size(), len(features))
     vocabularies = []
     for feature in features:
-        assert feature.vocabulary is not None
-        assert not isinstance(feature.vocabulary, Path)
-        vocabularies.append(tuple(feature.vocabulary))
+        vocabularies.append(tuple(feature.listed()))
     return _Vocabularies(vocabularies, tf.string if is_text else tf.int64)
 
 
@@ -379,16 +377,17 @@ class _Vocabularies(tf.Module):
       dtype: of the values.
     """
 
-    # Keras' layers leave it out as the first value of a vocabulary: the vocabulary of such a layer begins with it.
-    _OUTSIDE: ClassVar[Mapping[tf.DType, Any]] = {tf.string: "[UNK]", tf.int64: -1}
-
     def __init__(self, vocabularies: Sequence[Sequence[Any]], dtype: tf.DType) -> None:
         super().__init__()
         numbers: dict[Any, int] = {}
         found = []
         num_ids = []
-        for vocabulary in vocabularies:
-            values = self._checked(vocabulary, self._OUTSIDE[dtype])
+        for values in vocabularies:
+            if not values:
+                raise ValueError("a vocabulary is empty; list the values of the feature, or use num_buckets")
+            if len(set(values)) < len(values):
+                twice = [value for value, count in Counter(values).items() if count > 1]
+                raise ValueError(f"a vocabulary has the value {twice[0]!r} twice; list each value once")
             num_ids.append(1 + len(values))
             found.append([numbers.setdefault(value, len(numbers) + 1) for value in values])
         self.num_ids = tuple(num_ids)
@@ -398,16 +397,6 @@ class _Vocabularies(tf.Module):
         ids = [np.arange(1, 1 + len(each)) for each in found]
         self._numbers = _table(list(numbers), np.arange(1, 1 + len(numbers)), dtype)
         self._ids = _table(np.concatenate(pairs), np.concatenate(ids), tf.int64)
-
-    @staticmethod
-    def _checked(vocabulary: Sequence[Any], outside: Any) -> Sequence[Any]:
-        if not vocabulary:
-            raise ValueError("a vocabulary is empty; list the values of the feature, or use num_buckets")
-        values = vocabulary[1:] if vocabulary[0] == outside else vocabulary
-        if len(set(values)) < len(values):
-            twice = [value for value, count in Counter(values).items() if count > 1]
-            raise ValueError(f"a vocabulary has the value {twice[0]!r} twice; list each value once")
-        return values
 
     def __call__(self, values: tf.Tensor, columns: Any) -> tf.Tensor:
         number = self._numbers.lookup(tf.cast(values, self._dtype))

@@ -78,6 +78,39 @@ def test_ids_of_words_of_files_and_of_hashed_values(tmp_path):
     assert ids["number"].numpy().tolist() == [[1], [2]]
 
 
+VOCABULARIES = {
+    "words": (tf.string, ("a", "b")),
+    "words after Keras' value for others": (tf.string, ("[UNK]", "a", "b")),
+    "Keras' value for others is a word elsewhere": (tf.string, ("a", "[UNK]", "b")),
+    "numbers after Keras' value for others": (tf.int64, (-1, 30, 10)),
+    "Keras' value for others is a number elsewhere": (tf.int64, (30, -1)),
+    "words of a file": (tf.string, b"a\nb\n"),
+    "a file without an end of its last line": (tf.string, b"a\nb"),
+    "a file with Keras' value for others": (tf.string, b"a\nb\n[UNK]\n"),
+    "a file of another system": (tf.string, b"a\r\nb\r\n"),
+    "a file with a carriage return in a word": (tf.string, b"a\rb\nc\n"),
+    "a file with other separators in words": (tf.string, "a\u2028b\nc\u0085d\ne\x0cf\n".encode()),
+    "separators in words": (tf.string, ("a\u2028b", "c\u0085d", "e\rf", "g\nh", "i\x1cj")),
+    "numbers of a file of another system": (tf.int64, b"30\r\n-1\r\n"),
+}
+
+
+@pytest.mark.parametrize("name", VOCABULARIES)
+def test_line_i_of_a_written_vocabulary_has_the_id_i(tmp_path, name):
+    dtype, vocabulary = VOCABULARIES[name]
+    if isinstance(vocabulary, bytes):
+        (tmp_path / "listed.txt").write_bytes(vocabulary)
+        vocabulary = tmp_path / "listed.txt"
+    features = {"word": Feature((1,), dtype, vocabulary=vocabulary)}
+    made = model(features, [Table("rows", ("word",), 9, 2)])
+    store = Store(tmp_path / "checkpoints")
+    store.write_vocabularies(embeddings.vocabularies(made.ids))
+    values = [json.loads(line) for line in (store.vocabularies / "word.jsonl").read_text("utf-8").splitlines()]
+    ids = made.preprocessed({"word": tf.constant(values, dtype, (len(values), 1))})["word"]
+    assert ids.numpy().ravel().tolist() == [*range(1, len(values) + 1)]
+    assert Preparation(features).num_ids["word"] == len(values) + 1
+
+
 def test_there_are_no_rules_without_preprocessing_of_psrun():
     inputs = tf_keras.Input((1,), dtype="int64", name="item")
     network = tf_keras.Model(inputs, tf_keras.layers.Embedding(4, 2, name="items")(inputs))

@@ -176,7 +176,12 @@ def test_an_id_is_of_the_vocabulary_of_the_column() -> None:
 
 
 @pytest.mark.parametrize(
-    ("vocabulary", "message"), [((), "a vocabulary is empty"), (("ulm", "bonn", "ulm"), "has the value 'ulm' twice")]
+    ("vocabulary", "message"),
+    [
+        ((), "a vocabulary is empty"),
+        (("[UNK]",), "a vocabulary is empty"),
+        (("ulm", "bonn", "ulm"), "has the value 'ulm' twice"),
+    ],
 )
 def test_wrong_vocabularies_are_refused(vocabulary: tuple[str, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
