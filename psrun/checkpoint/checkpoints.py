@@ -306,7 +306,7 @@ class Checkpoints:
         self._contents = contents
         self._saving = saving
         self._optimizers = parts_of(program.optimizer)
-        self._vocabularies = embeddings.vocabularies(program.model.ids)  # which the first save writes
+        self._has_vocabularies = False  # in the folder
 
     @property
     def held_bytes(self) -> dict[str, int]:
@@ -350,8 +350,9 @@ class Checkpoints:
         step = new_manifest.step
         try:
             store.make_room(step)
-            store.write_vocabularies(self._vocabularies)
-            self._vocabularies = {}
+            if not self._has_vocabularies:
+                store.write_vocabularies(embeddings.vocabularies(self._program.model.ids))
+                self._has_vocabularies = True
             self._saving.write(store.prefix(step))
             store.complete(new_manifest)
         except (tf.errors.OpError, OSError) as error:

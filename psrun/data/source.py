@@ -169,7 +169,7 @@ class Feature:
     def listed(self) -> Iterator[str | int]:
         """The values with the ids 1, 2 and so on. Raises OSError if the file of the vocabulary cannot be read."""
         if not isinstance(self.vocabulary, Path):
-            values = tuple(self.vocabulary or ())
+            values: tuple[str | int, ...] = tuple(self.vocabulary or ())
             # The vocabulary of a layer of Keras begins with its value for others, which is no value. A file has none.
             others = "[UNK]" if self.dtype == tf.string else -1
             yield from values[1:] if values[:1] == (others,) else values

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import tensorflow as tf
 import tf_keras
 
+from psrun.checkpoint.checkpoints import Checkpoints
 from psrun.checkpoint.storage import Store
 from psrun.data.source import Feature
+from psrun.errors import CheckpointError
 from psrun.layers import Embedding, EmbeddingCollection, Table
 from psrun.models.model import Model, Preparation
 from psrun.program import embeddings
@@ -109,6 +112,27 @@ def test_line_i_of_a_written_vocabulary_has_the_id_i(tmp_path, name):
     ids = made.preprocessed({"word": tf.constant(values, dtype, (len(values), 1))})["word"]
     assert ids.numpy().ravel().tolist() == [*range(1, len(values) + 1)]
     assert Preparation(features).num_ids["word"] == len(values) + 1
+
+
+class Failing:
+    """A save whose values cannot be written."""
+
+    def write(self, prefix):
+        raise OSError("no space")
+
+
+def test_a_save_after_a_failed_one_writes_all_words(tmp_path):
+    listed = tmp_path / "listed.txt"
+    features = {"word": Feature((), tf.string, ("a", "b")), "listed": Feature((), tf.string, listed)}
+    program = SimpleNamespace(model=SimpleNamespace(ids=features), optimizer=tf_keras.optimizers.SGD())
+    store = Store(tmp_path / "checkpoints")
+    saves = Checkpoints(program, store, None, pytest.fail, checkpoint=None, contents=None, saving=Failing())
+    for reason in ("listed.txt", "no space"):
+        with pytest.raises(CheckpointError, match=reason):
+            saves._save(SimpleNamespace(step=3))
+        listed.write_text("c\n")
+    texts = {file.name: file.read_text() for file in store.vocabularies.iterdir()}
+    assert texts == {"word.jsonl": '"a"\n"b"\n', "listed.jsonl": '"c"\n'}
 
 
 def test_there_are_no_rules_without_preprocessing_of_psrun():
