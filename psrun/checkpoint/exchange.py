@@ -250,7 +250,7 @@ def _optimizers(contents: Contents, bundle: Bundle, dense: Mapping[str, Tensor])
     described: dict[str, Any] = {"optimizer": contents.optimizer, _OF_TABLES: contents.table_optimizer}
     rates = {}
     for tensor in dense.values():
-        if _RATE in tensor.key:  # callbacks may have changed it
+        if tensor.key.startswith("optimizer/") and _RATE in tensor.key:  # callbacks may have changed it
             which = _OF_TABLES if f"{_OF_TABLES}{_RATE}" in tensor.key else "optimizer"
             rates[which] = {"learning_rate": float(bundle.whole(tensor.key))}
     for which, kind in described.items():

@@ -28,6 +28,10 @@ ROWS, DIM, COLUMN_BITS = 704, 3, 3
 RANDOM = np.random.default_rng(5)
 TABLES = {"user": ROWS, "shop/user": 40}  # the name of one ends as that of the other
 STEPS_KEY = "optimizer/_iterations/.ATTRIBUTES/VARIABLE_VALUE"
+RATES = {  # of the optimizer, which callbacks changed, and of one within the model
+    "learning_rate": "optimizer/_learning_rate/.ATTRIBUTES/VARIABLE_VALUE",
+    "discriminator/learning_rate": "model/discriminator_optimizer/_learning_rate/.ATTRIBUTES/VARIABLE_VALUE",
+}
 VALUES = {
     **{f"{table}/embeddings": RANDOM.normal(size=(rows, DIM)).astype(np.float32) for table, rows in TABLES.items()},
     **{f"m/{table}/embeddings": RANDOM.normal(size=(rows, DIM)).astype(np.float32) for table, rows in TABLES.items()},
@@ -38,6 +42,8 @@ VALUES = {
     "counts": np.arange(5),
     "nothing": np.zeros((0, 4), np.float32),
     "iteration": np.array(7, np.int64),
+    "learning_rate": np.array(0.25, np.float32),
+    "discriminator/learning_rate": np.array(0.5, np.float32),
 }  # fmt: skip
 GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 OTHERS = {  # with TensorFlow's types, for which NumPy has none
@@ -62,7 +68,7 @@ def ids_of(num_ids, column_bits):
 def store(tmp_path):
     """A checkpoint of the step 7."""
     names, slices, tensors = [*OTHERS], [""] * len(OTHERS), [tf.constant(*each) for each in OTHERS.values()]
-    keys = {name: f"key of {name}" for name in VALUES} | {"iteration": STEPS_KEY, "words": "words"}
+    keys = {name: f"key of {name}" for name in VALUES} | {"iteration": STEPS_KEY, **RATES, "words": "words"}
     for name, value in VALUES.items():
         bounds = (0, 300, len(value)) if name in CUT else (0, 0)
         for begin, end in itertools.pairwise(bounds):
@@ -73,7 +79,7 @@ def store(tmp_path):
     store = Store(tmp_path / "run" / "checkpoints")
     store.make_room(7)
     tf.raw_ops.SaveV2(prefix=store.prefix(7), tensor_names=names, shape_and_slices=slices, tensors=tensors)
-    model = [name for name in VALUES if not name.startswith(("m/", "v/")) and name != "iteration"]
+    model = [name for name in VALUES if not name.startswith(("m/", "v/")) and name not in ("iteration", *RATES)]
     slots = [name for name in VALUES if name not in model]
     user = {**ids_of(700, COLUMN_BITS), "features": {"user": {"dtype": "string", "vocabulary": "user.jsonl"}}}
     tables = {"user": user, "shop/user": ids_of(40, 0)}
@@ -122,7 +128,7 @@ def test_each_value_is_in_the_file_that_the_description_names(store, tmp_path, m
     about = json.loads((folder / exchange.ABOUT).read_text())
     assert (about["step"], about["position"]["steps"]) == (7, 2)
     assert about["optimizer"]["class"] == "LazyAdam"
-    assert about["optimizer"]["constants"] == {"learning_rate": 0.1, "epsilon": 1e-7}
+    assert about["optimizer"]["constants"] == {"learning_rate": 0.25, "epsilon": 1e-7}
     assert "sqrt(v) + epsilon" in about["optimizer"]["formula"]
     assert about["tables"]["user"]["num_ids"] == 700
     words = folder / about["tables"]["user"]["features"]["user"]["vocabulary"]
@@ -149,7 +155,7 @@ def test_each_of_two_optimizers_is_described_with_its_own_learning_rate(store, t
     two = dataclasses.replace(manifest.contents, table_optimizer="RowwiseAdagrad", constants=constants)
     store.complete(dataclasses.replace(manifest, contents=two))
     about = exchange.export(store, 7, tmp_path / "out", "npz")
-    assert (about["optimizer"]["class"], about["optimizer"]["constants"]) == ("LazyAdam", {"epsilon": 1e-7})
+    assert (about["optimizer"]["class"], about["optimizer"]["constants"]) == ("LazyAdam", {"epsilon": 1e-7, "learning_rate": 0.25})
     assert about["table_optimizer"]["class"] == "RowwiseAdagrad"
     assert about["table_optimizer"]["constants"] == {"learning_rate": 0.2}
     assert "mean(g**2, 1)" in about["table_optimizer"]["formula"]
@@ -171,7 +177,7 @@ def test_a_checkpoint_of_an_earlier_version_has_rows_in_an_unknown_order_and_no_
     assert "it is unknown which ids" in capsys.readouterr().out
     about = json.loads((out / exchange.ABOUT).read_text())
     assert about["tables"]["user"]["row_order"] == "unknown"
-    assert about["optimizer"]["constants"] == {}
+    assert about["optimizer"]["constants"] == {"learning_rate": 0.25}
     np.testing.assert_array_equal(read(out / "tables/user.safetensors")["rows"], VALUES["user/embeddings"])
 
 
