@@ -68,6 +68,11 @@ def is_pattern(path: Path) -> bool:
     return bool(_PATTERN.search(str(path)))
 
 
+def file_name(name: str) -> str:
+    """A name for a file, another one for each `name`, which may have slashes."""
+    return name.replace("%", "%25").replace("/", "%2F")
+
+
 def write_atomic(path: Path, text: str, *, durable: bool = False) -> None:
     """Replaces the file at `path` atomically. Raises OSError on failure; the file is then unchanged.
 

@@ -176,7 +176,7 @@ def _write(manifest: Manifest, bundle: Bundle, folder: Path, form: str) -> dict[
     about |= {"position": asdict(manifest.position), TABLES: {}}
     about |= _optimizers(contents, bundle, dense)
     for table, tensors in tables.items():
-        file = f"{TABLES}/{table.replace('/', '.')}.{form}"
+        file = f"{TABLES}/{files.file_name(table)}.{form}"
         _WRITERS[form](folder / file, tensors)
         about[TABLES][table] = {"file": file, **_ids(contents, table), **_described(tensors)}
     rest = "npz" if form == "npz" else "safetensors"
@@ -206,13 +206,13 @@ def write_rows(store: Store, step: int, tables: Mapping[str, int], folder: Path)
     (folder / TABLES).mkdir()
     about: dict[str, Any] = {}
     for table, column_bits in tables.items():
-        whole = _of_table(bundle, keys[f"{table}/embeddings"], column_bits, is_slot=False)
+        whole = _of_table(bundle, keys[f"{table}/embeddings"], column_bits)
         num_rows = whole.shape[0]
         most = max(1, _MAX_FILE_BYTES * num_rows // whole.num_bytes >> column_bits) << column_bits
         parts: list[dict[str, Any]] = []
         for first in range(0, num_rows, most):
             count = min(most, num_rows - first)
-            file = f"{TABLES}/{table.replace('/', '.')}-{len(parts):05d}.safetensors"
+            file = f"{TABLES}/{files.file_name(table)}-{len(parts):05d}.safetensors"
             part = replace(whole, shape=(count, whole.shape[1]), first=first)
             _write_safetensors(folder / file, {ROWS: part})
             parts.append({"file": file, "first": first, "count": count})
@@ -230,12 +230,16 @@ def values(contents: Contents, bundle: Bundle) -> tuple[dict[str, dict[str, Tens
     if missing:
         raise ValueError(f"the index lacks {missing[0]}")
     tables, others = _divided(contents)
+    is_rowwise = (contents.table_optimizer or contents.optimizer) == "RowwiseAdagrad"
     by_table = {}
     for table, names in tables.items():
         column_bits = (contents.tables or {}).get(table, {}).get("column_bits", 0)
+        # Of a table with one column, the slots of other optimizers have the shape of its rows.
+        has_vectors = is_rowwise or contents.model[names[ROWS]]["shape"][1] > 1
         tensors = {}
         for name, variable in names.items():
-            tensors[name] = _of_table(bundle, contents.keys[variable], column_bits, is_slot=name != ROWS)
+            is_vector = has_vectors and name != ROWS
+            tensors[name] = _of_table(bundle, contents.keys[variable], column_bits, is_vector=is_vector)
         by_table[table] = tensors
     dense = {}
     for name in others:
@@ -295,12 +299,13 @@ def _divided(contents: Contents) -> tuple[dict[str, dict[str, str]], list[str]]:
     return tables, dense
 
 
-def _of_table(bundle: Bundle, key: str, column_bits: int, *, is_slot: bool) -> Tensor:
+def _of_table(bundle: Bundle, key: str, column_bits: int, *, is_vector: bool = False) -> Tensor:
+    """Of a table or its slot; if `is_vector`, a slot with one number for each row is a vector."""
     stored = bundle.values[key]
     if not stored.dtype:
         raise ValueError(f"{key} has values of a type that NumPy does not have")
-    is_by_row = is_slot and len(stored.shape) == 2 and stored.shape[1] == 1
-    return Tensor(bundle, key, stored.shape[:1] if is_by_row else stored.shape, column_bits)
+    is_vector = is_vector and stored.shape[1:] == (1,)
+    return Tensor(bundle, key, stored.shape[:1] if is_vector else stored.shape, column_bits)
 
 
 def _described(tensors: Mapping[str, Tensor]) -> dict[str, Any]:

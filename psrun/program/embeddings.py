@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
+from psrun import files
 from psrun.cluster.placement import Placed
 from psrun.data.source import Feature
 from psrun.errors import ConfigError, DataError, Problem
@@ -172,7 +173,7 @@ def _rule(name: str, feature: Feature | None) -> dict[str, Any]:
 
 
 def _vocabulary_file(feature: str) -> str:
-    return f"{feature.replace('/', '.')}.jsonl"
+    return f"{files.file_name(feature)}.jsonl"
 
 
 def vocabularies(features: Mapping[str, Feature]) -> dict[str, Iterable[Any]]:

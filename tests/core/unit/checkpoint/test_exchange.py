@@ -21,6 +21,7 @@ from psrun.checkpoint.bundle import Bundle
 from psrun.checkpoint.checkpoints import compare
 from psrun.checkpoint.storage import EXPORT_FORMATS, Contents, Manifest, Position, Store
 from psrun.errors import CheckpointError, ConfigError, ExitCode
+from psrun.files import file_name
 
 pytestmark = pytest.mark.tensorflow
 
@@ -155,7 +156,10 @@ def test_each_of_two_optimizers_is_described_with_its_own_learning_rate(store, t
     two = dataclasses.replace(manifest.contents, table_optimizer="RowwiseAdagrad", constants=constants)
     store.complete(dataclasses.replace(manifest, contents=two))
     about = exchange.export(store, 7, tmp_path / "out", "npz")
-    assert (about["optimizer"]["class"], about["optimizer"]["constants"]) == ("LazyAdam", {"epsilon": 1e-7, "learning_rate": 0.25})
+    assert (about["optimizer"]["class"], about["optimizer"]["constants"]) == (
+        "LazyAdam",
+        {"epsilon": 1e-7, "learning_rate": 0.25},
+    )
     assert about["table_optimizer"]["class"] == "RowwiseAdagrad"
     assert about["table_optimizer"]["constants"] == {"learning_rate": 0.2}
     assert "mean(g**2, 1)" in about["table_optimizer"]["formula"]
@@ -166,6 +170,60 @@ def test_each_of_two_optimizers_is_described_with_its_own_learning_rate(store, t
     (tmp_path / "out" / exchange.ABOUT).write_text(json.dumps(about))
     with pytest.raises(CheckpointError, match="optimizer None; the exported checkpoint has RowwiseAdagrad"):
         importing.restore(tmp_path / "out", tmp_path / "again")
+
+
+def saved(tmp_path, values, tables, **contents):
+    """A checkpoint of the step 1 with these values; the first one of each table is its rows."""
+    store = Store(tmp_path / "checkpoints")
+    store.make_room(1)
+    tensors = [tf.constant(*OTHERS[GRAPH]), *map(tf.constant, values.values())]
+    slices = [""] * len(tensors)
+    tf.raw_ops.SaveV2(prefix=store.prefix(1), tensor_names=[GRAPH, *values], shape_and_slices=slices, tensors=tensors)
+    specs = {name: {"shape": list(value.shape), "dtype": value.dtype.name} for name, value in values.items()}
+    model = {f"{table}/embeddings": specs.pop(f"{table}/embeddings") for table in tables}
+    others = {"optimizer": "Adagrad", "tables": tables, **contents}
+    held = Contents(model=model, slots=specs, shards=[], keys={name: name for name in values}, **others)
+    store.complete(Manifest(1, Position(), held, "", ""))
+    return store
+
+
+@pytest.mark.parametrize(
+    ("contents", "width", "slot_width", "shape"),
+    [
+        ({"optimizer": "RowwiseAdagrad"}, 4, 1, [5]),
+        ({"optimizer": "RowwiseAdagrad"}, 1, 1, [5]),
+        ({"optimizer": "Adam", "table_optimizer": "RowwiseAdagrad"}, 1, 1, [5]),
+        ({"optimizer": "Adagrad"}, 4, 4, [5, 4]),
+        ({"optimizer": "Adagrad"}, 1, 1, [5, 1]),
+        ({"optimizer": "RowwiseAdagrad", "table_optimizer": "SparseAdagrad"}, 1, 1, [5, 1]),
+        ({"optimizer": "Own"}, 4, 1, [5]),
+    ],
+)
+@pytest.mark.parametrize("form", EXPORT_FORMATS)
+def test_a_slot_is_a_vector_where_it_has_one_number_for_each_row(tmp_path, form, contents, width, slot_width, shape):
+    """Of a table with one column, the slots of most optimizers have the shape of the rows, as their formulas need."""
+    values = {"t/embeddings": np.ones((5, width), np.float32), "a/t/embeddings": np.ones((5, slot_width), np.float32)}
+    store = saved(tmp_path, values, {"t": ids_of(5, 0)}, **contents)
+    about = exchange.export(store, 1, tmp_path / "out", form)
+    assert about["tables"]["t"]["tensors"]["a"]["shape"] == shape
+    importing.restore(tmp_path / "out", tmp_path / "back")
+    assert different(store.prefix(1), Store(tmp_path / "back" / "checkpoints").prefix(1)) == []
+
+
+@pytest.mark.parametrize("form", EXPORT_FORMATS)
+def test_tables_with_similar_names_have_files_of_their_own(tmp_path, form):
+    names = ("a/b", "a.b", "a%2Fb", "a b", "größe", "..")
+    values = {f"{name}/embeddings": np.full((2, 3), number, np.float32) for number, name in enumerate(names)}
+    store = saved(tmp_path, values, {name: ids_of(2, 0) for name in names})
+    about = exchange.export(store, 1, tmp_path / "out", form)
+    (tmp_path / "apart").mkdir()
+    apart = exchange.write_rows(store, 1, dict.fromkeys(names, 0), tmp_path / "apart")
+    for name in names:
+        rows = values[f"{name}/embeddings"]
+        np.testing.assert_array_equal(read(tmp_path / "out" / about["tables"][name]["file"])["rows"], rows)
+        np.testing.assert_array_equal(read(tmp_path / "apart" / apart[name]["files"][0]["file"])["rows"], rows)
+    importing.restore(tmp_path / "out", tmp_path / "back")
+    assert different(store.prefix(1), Store(tmp_path / "back" / "checkpoints").prefix(1)) == []
 
 
 def test_a_checkpoint_of_an_earlier_version_has_rows_in_an_unknown_order_and_no_constants(store, tmp_path, capsys):
@@ -192,7 +250,7 @@ def test_rows_in_several_files_are_those_of_an_export(store, tmp_path, monkeypat
         parts = [read(tmp_path / "apart" / each["file"])["rows"] for each in described_table["files"]]
         ends = np.cumsum([len(part) for part in parts])
         assert [each["first"] + each["count"] for each in described_table["files"]] == ends.tolist()
-        whole = read(tmp_path / "out" / "tables" / f"{table.replace('/', '.')}.safetensors")["rows"]
+        whole = read(tmp_path / "out" / "tables" / f"{file_name(table)}.safetensors")["rows"]
         np.testing.assert_array_equal(np.concatenate(parts), whole)
         assert described_table["shape"] == list(whole.shape)
 

@@ -114,6 +114,14 @@ def test_line_i_of_a_written_vocabulary_has_the_id_i(tmp_path, name):
     assert Preparation(features).num_ids["word"] == len(values) + 1
 
 
+def test_features_with_similar_names_have_vocabularies_of_their_own():
+    names = ("a/b", "a.b", "a%2Fb")
+    features = {name: Feature((1,), tf.string, vocabulary=(name,)) for name in names}
+    written = embeddings.vocabularies(features)
+    assert [list(values) for values in written.values()] == [[name] for name in names]
+    assert not any("/" in file for file in written)
+
+
 class Failing:
     """A save whose values cannot be written."""
 
