@@ -37,7 +37,7 @@ from psrun.program.compiled_model import Program, check_monitored_metric
 from psrun.results.events import LEARNING_RATES
 from psrun.tf_internals import checkpoints, messages, names
 from psrun.tf_internals.checkpoints import VALUE_SUFFIX, TableView, point_to, values_in_checkpoint
-from psrun.tf_internals.keras import layers_within, parts_of, unscaled
+from psrun.tf_internals.keras import CLIPS, layers_within, parts_of, unscaled
 from psrun.tf_internals.strategies import shards_of, variables_of
 
 _LINK_NAME = "checkpoint"
@@ -443,17 +443,30 @@ def contents(program: Program, keys: Mapping[str, str]) -> Contents:
     """The content of checkpoints of the program, with its keys."""
     placed = [each for each in build.placement_of(program) if each.kind in ("model", "optimizer")]
     optimizer = program.optimizer
-    others: dict[str, Any] = {"constants": {"optimizer": _constants(parts_of(optimizer)[0])}}
+    others = _described(optimizer)
     if program.config.table_optimizer is not None:
         dense, tables = parts_of(optimizer)
         optimizer = dense if optimizer is unscaled(optimizer) else optimizer
-        others["constants"]["table_optimizer"] = _constants(tables)
         others |= {
             "table_optimizer": type(tables).__name__,
             "updated_tables": embeddings.table_names(program.network),
         }
     others["tables"] = embeddings.described(program.network, program.model.ids)
     return contents_of(type(optimizer).__name__, placed, keys, program.model, **others)
+
+
+def _described(optimizer: Any) -> dict[str, Any]:
+    """The constants and modules of the optimizers, as `Contents` has them."""
+    constants = {}
+    modules = {}
+    for name, part in zip(("optimizer", "table_optimizer"), parts_of(optimizer)):
+        constants[name] = _constants(part)
+        modules[name] = type(part).__module__
+    if "table_optimizer" in constants:
+        for name in CLIPS:  # of all gradients together
+            if name in constants["optimizer"]:
+                constants["table_optimizer"][name] = constants["optimizer"][name]
+    return {"constants": constants, "modules": modules}
 
 
 def _constants(optimizer: Any) -> dict[str, Any]:

@@ -259,7 +259,7 @@ def _optimizers(contents: Contents, bundle: Bundle, dense: Mapping[str, Tensor])
             rates[which] = {"learning_rate": float(bundle.whole(tensor.key))}
     for which, kind in described.items():
         constants = {**contents.constants.get(which, {}), **rates.get(which, {})}
-        text = formula(kind, constants)
+        text = formula(kind, contents.modules.get(which, ""), constants)
         described[which] = {"class": kind, "constants": constants, "formula": text} if kind else None
     return described
 

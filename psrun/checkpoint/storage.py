@@ -89,6 +89,7 @@ class Contents:
       adapted: by layer, the digest of the vocabulary or the bins that its `adapt` found in data.
       hashed_integers: by feature of integers that are hashed to ids, the hash function.
       constants: by 'optimizer' and 'table_optimizer', the numbers of its configuration by name.
+      modules: by 'optimizer' and 'table_optimizer', the module of its class.
       tables: by embedding table, which ids its rows belong to: see `psrun.program.embeddings.described`; None if an
         earlier version wrote the checkpoint.
     """
@@ -103,6 +104,7 @@ class Contents:
     table_optimizer: str = ""
     updated_tables: Sequence[str] = field(default_factory=list)
     constants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    modules: Mapping[str, str] = field(default_factory=dict)
     tables: Mapping[str, Mapping[str, Any]] | None = None
 
     @classmethod

@@ -35,8 +35,13 @@ _CHANGING = (
 )  # fmt: skip
 
 
-def formula(optimizer: str, constants: Mapping[str, Any]) -> str | None:
-    """The formula of an optimizer by the name of its class; None if it has another one, or is unknown."""
+def formula(optimizer: str, module: str, constants: Mapping[str, Any]) -> str | None:
+    """The formula of an optimizer by its class and the module of the class; None if it has another one, or is unknown.
+
+    Keras' legacy optimizers have others.
+    """
+    if not module.startswith(("psrun.", "tf_keras.")) or ".legacy." in module:
+        return None
     if any(constants.get(name) for name in _CHANGING):
         return None
     return FORMULAS.get(optimizer)

@@ -87,6 +87,7 @@ def store(tmp_path):
     store.write_vocabularies({"user.jsonl": ["ann", "new\nline"]})
     contents = Contents("LazyAdam", described(model), described(slots), [], keys, tables=tables)
     contents = dataclasses.replace(contents, constants={"optimizer": {"learning_rate": 0.1, "epsilon": 1e-7}})
+    contents = dataclasses.replace(contents, modules={"optimizer": "psrun.optimizers.sparse"})
     store.complete(Manifest(7, Position(1, 2), contents, "abc", saved_at="", learning_rate=0.1))
     return store
 
@@ -153,13 +154,15 @@ def test_each_value_is_in_the_file_that_the_description_names(store, tmp_path, m
 def test_each_of_two_optimizers_is_described_with_its_own_learning_rate(store, tmp_path):
     manifest = store.manifest(7)
     constants = {"optimizer": {"epsilon": 1e-7}, "table_optimizer": {"learning_rate": 0.2}}
-    two = dataclasses.replace(manifest.contents, table_optimizer="RowwiseAdagrad", constants=constants)
+    modules = {"optimizer": "own.optimizers", "table_optimizer": "psrun.optimizers.sparse"}
+    two = dataclasses.replace(manifest.contents, table_optimizer="RowwiseAdagrad", constants=constants, modules=modules)
     store.complete(dataclasses.replace(manifest, contents=two))
     about = exchange.export(store, 7, tmp_path / "out", "npz")
     assert (about["optimizer"]["class"], about["optimizer"]["constants"]) == (
         "LazyAdam",
         {"epsilon": 1e-7, "learning_rate": 0.25},
     )
+    assert about["optimizer"]["formula"] is None  # a class of the same name
     assert about["table_optimizer"]["class"] == "RowwiseAdagrad"
     assert about["table_optimizer"]["constants"] == {"learning_rate": 0.2}
     assert "mean(g**2, 1)" in about["table_optimizer"]["formula"]

@@ -7,9 +7,11 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
+from psrun.checkpoint import checkpoints
 from psrun.checkpoint.checkpoints import _constants
 from psrun.optimizers import formulas, sparse
 from psrun.optimizers.formulas import FORMULAS
+from psrun.tf_internals import keras
 from psrun.tf_internals.keras import parts_of
 from psrun.tf_internals.names import split_name
 
@@ -41,7 +43,7 @@ def test_the_formula_is_what_the_optimizer_does_to_a_table(name, dim):
     optimizer.build([table])
     constants = _constants(optimizer)
     expected = state(optimizer, table)
-    code = compile(formulas.formula(name, constants), name, "exec")
+    code = compile(formulas.formula(name, kind.__module__, constants), name, "exec")
     for t in range(1, STEPS + 1):
         ids = random.choice(NUM_ROWS, 3, replace=False)
         gradient = random.normal(size=(3, dim))
@@ -70,9 +72,24 @@ def state(optimizer, table):
 
 
 def test_another_formula_than_the_known_one_is_none():
-    assert formulas.formula("Lion", {}) is None
-    assert formulas.formula("Adam", {"amsgrad": True}) is None
-    assert formulas.formula("Adam", {"amsgrad": False, "weight_decay": 0.0}) == FORMULAS["Adam"]
+    of_keras = tf_keras.optimizers.Adam.__module__
+    assert formulas.formula("Lion", of_keras, {}) is None
+    assert formulas.formula("Adam", of_keras, {"amsgrad": True}) is None
+    assert formulas.formula("Adam", of_keras, {"amsgrad": False, "weight_decay": 0.0}) == FORMULAS["Adam"]
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["own", "psrun_of_others", tf_keras.optimizers.legacy.Adagrad.__module__, ""],
+    ids=lambda module: module or "unknown",
+)
+def test_a_class_of_the_same_name_elsewhere_has_no_known_formula(module):
+    """Keras' legacy Adagrad adds the epsilon outside of the root."""
+    assert formulas.formula("Adagrad", module, {}) is None
+
+
+class WithClip(tf_keras.optimizers.Adam):
+    """A class of the user."""
 
 
 class WithoutConfiguration(tf_keras.optimizers.SGD):
@@ -89,3 +106,15 @@ def test_constants_are_numbers_and_the_configuration_of_a_schedule():
     scaled = _constants(parts_of(loss_scaled)[0])
     assert (scaled["learning_rate"], scaled["momentum"], scaled["nesterov"]) == (0.5, 0.25, False)
     assert _constants(WithoutConfiguration()) == {}
+
+
+@pytest.mark.parametrize("clip", keras.CLIPS)
+def test_of_two_optimizers_that_of_tables_has_the_clips_of_all_gradients(monkeypatch, clip):
+    parts = [WithClip(0.1, **{clip: 2.0}), sparse.RowwiseAdagrad(0.3)]
+    monkeypatch.setattr(checkpoints, "parts_of", lambda optimizer: parts)
+    described = checkpoints._described(None)
+    assert {name: each[clip] for name, each in described["constants"].items()} == dict.fromkeys(
+        described["modules"], 2.0
+    )
+    assert described["constants"]["table_optimizer"]["learning_rate"] == pytest.approx(0.3)
+    assert described["modules"] == {"optimizer": __name__, "table_optimizer": "psrun.optimizers.sparse"}
