@@ -267,7 +267,7 @@ def _optimizers(contents: Contents, bundle: Bundle, dense: Mapping[str, Tensor])
 def _ids(contents: Contents, table: str) -> dict[str, Any]:
     """Which ids the rows of a table belong to: row i is of id i, unless `row_order` is unknown."""
     known = (contents.tables or {}).get(table)
-    if known is None:
+    if known is None or known["num_ids"] is None:
         return {"row_order": "unknown"}
     features = {}
     for name, rule in known["features"].items():
@@ -283,7 +283,8 @@ def _divided(contents: Contents) -> tuple[dict[str, dict[str, str]], list[str]]:
     dense = []
     for variable, spec in contents.model.items():
         table, _, last = variable.rpartition("/")
-        if last == "embeddings" and len(spec["shape"]) == 2:
+        is_described = contents.tables is None or table in contents.tables
+        if is_described and last == "embeddings" and len(spec["shape"]) == 2:
             tables[table] = {ROWS: variable}
         else:
             dense.append(variable)

@@ -128,7 +128,8 @@ def described(network: tf_keras.Model, features: Mapping[str, Feature]) -> dict[
 
     Returns:
       For each table, as JSON has it:
-      - `num_ids`, and `oov_row`: whether all other ids share a row behind these.
+      - `num_ids`, None if it is unknown which ids rows belong to: the call of a class of the user may change ids;
+        and `oov_row`: whether all other ids share a row behind these.
       - `column_bits`, b: the row of id i among n rows is (i mod 2^b) n / 2^b + i / 2^b, each term rounded down. Rows
         that belong to no id have the greatest numbers i.
       - `features`: those that are looked up in it, as far as known. If psrun replaces their values by ids, with
@@ -141,17 +142,23 @@ def described(network: tf_keras.Model, features: Mapping[str, Feature]) -> dict[
             for stack in layer.stacks:
                 for table, order in zip(stack.tables, stack.orders):
                     rules = {name: _rule(name, features.get(name)) for name in table.features}
-                    found[table.name] = _ids(table.num_ids, layer.oov == "row", order.column_bits, rules)
+                    num_ids = table.num_ids if type(layer) is EmbeddingCollection else None
+                    found[table.name] = _ids(num_ids, layer.oov == "row", order.column_bits, rules)
         elif isinstance(layer, Embedding | tf_keras.layers.Embedding):
             name = name_of(layer.embeddings).removesuffix(f"/{EMBEDDINGS}")
             rules = {name: _rule(name, features.get(name)) for name in _looked_up(network, layer)}
             has_order = isinstance(layer, Embedding)
             column_bits = layer.order.column_bits if has_order else 0
-            found[name] = _ids(layer.input_dim, has_order and layer.oov == "row", column_bits, rules)
+            is_known = type(layer) in (Embedding, tf_keras.layers.Embedding)
+            num_ids = layer.input_dim if is_known else None
+            found[name] = _ids(num_ids, has_order and layer.oov == "row", column_bits, rules)
+    for name in table_names(network):  # those of another library
+        if name.endswith(f"/{EMBEDDINGS}"):
+            found.setdefault(name.removesuffix(f"/{EMBEDDINGS}"), _ids(None, False, 0, {}))
     return found
 
 
-def _ids(num_ids: int, oov_row: bool, column_bits: int, features: Mapping[str, Any]) -> dict[str, Any]:
+def _ids(num_ids: int | None, oov_row: bool, column_bits: int, features: Mapping[str, Any]) -> dict[str, Any]:
     return {"num_ids": num_ids, "oov_row": oov_row, "column_bits": column_bits, "features": features}
 
 

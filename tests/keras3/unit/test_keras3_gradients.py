@@ -64,3 +64,23 @@ def test_the_dropouts_of_a_step_drop_different_values() -> None:
     first, second = (np.stack(step()) for _ in range(2))
     assert np.any(first[0] != first[1])
     assert np.any(first != second)
+
+
+def test_checkpoints_describe_the_tables_of_keras3_without_ids_and_those_of_psrun_with_them() -> None:
+    import keras
+
+    from psrun.keras3.adapter import Keras3Adapter
+    from psrun.keras3.layers import Embedding, EmbeddingCollection, Table
+    from psrun.program import embeddings
+    from psrun.program.adapters import ModelFunction
+
+    def model() -> keras.Model:
+        ids = keras.Input((5,), dtype="int64", name="item")
+        tables = [Table(name, (name,), 8, 2) for name in ("one", "two")]
+        collection = EmbeddingCollection(tables, stack=True, name="tables")({"one": ids, "two": ids})
+        layers = [keras.layers.Embedding(8, 2, name="plain"), Embedding(8, 2, name="own")]
+        return keras.Model(ids, keras.layers.Add()([*collection.values(), *(layer(ids) for layer in layers)]))
+
+    network = Keras3Adapter().adapt(ModelFunction(lambda: keras, model, seed=1)).network
+    described = embeddings.described(network, {})
+    assert {name: each["num_ids"] for name, each in described.items()} == {"plain": None, "own": 8, "one": 8, "two": 8}

@@ -175,7 +175,7 @@ def test_each_of_two_optimizers_is_described_with_its_own_learning_rate(store, t
         importing.restore(tmp_path / "out", tmp_path / "again")
 
 
-def saved(tmp_path, values, tables, **contents):
+def saved(tmp_path, values, tables, /, **contents):
     """A checkpoint of the step 1 with these values; the first one of each table is its rows."""
     store = Store(tmp_path / "checkpoints")
     store.make_room(1)
@@ -225,6 +225,29 @@ def test_tables_with_similar_names_have_files_of_their_own(tmp_path, form):
         rows = values[f"{name}/embeddings"]
         np.testing.assert_array_equal(read(tmp_path / "out" / about["tables"][name]["file"])["rows"], rows)
         np.testing.assert_array_equal(read(tmp_path / "apart" / apart[name]["files"][0]["file"])["rows"], rows)
+    importing.restore(tmp_path / "out", tmp_path / "back")
+    assert different(store.prefix(1), Store(tmp_path / "back" / "checkpoints").prefix(1)) == []
+
+
+@pytest.mark.parametrize(
+    ("tables", "expected"),
+    [
+        (None, {"t": "unknown", "place": "unknown"}),
+        ({"t": ids_of(2, 0)}, {"t": "ids"}),
+        ({"t": {**ids_of(2, 0), "num_ids": None}}, {"t": "unknown"}),
+        ({"t": ids_of(2, 0), "place": ids_of(2, 0)}, {"t": "ids", "place": "ids"}),
+        ({}, {}),
+    ],
+)
+def test_the_tables_are_those_that_the_checkpoint_describes_where_it_does(tmp_path, tables, expected):
+    """A layer of the user may have a weight of the name that tables have."""
+    names = ("t/embeddings", "place/embeddings", "m/t/embeddings", "m/place/embeddings")
+    values = {name: np.full((2, 3), number, np.float32) for number, name in enumerate(names)}
+    store = saved(tmp_path, values, ("t", "place"), tables=tables)
+    about = exchange.export(store, 1, tmp_path / "out", "npz")
+    assert {name: each["row_order"] for name, each in about["tables"].items()} == expected
+    dense = {name for name in names if name.split("/")[-2] not in expected}
+    assert set(about["dense"]["tensors"]) == dense
     importing.restore(tmp_path / "out", tmp_path / "back")
     assert different(store.prefix(1), Store(tmp_path / "back" / "checkpoints").prefix(1)) == []
 

@@ -143,6 +143,42 @@ def test_a_save_after_a_failed_one_writes_all_words(tmp_path):
     assert texts == {"word.jsonl": '"a"\n"b"\n', "listed.jsonl": '"c"\n'}
 
 
+class OfKeras(tf_keras.layers.Embedding):
+    """Looks up other ids than it is called with, as subclasses may."""
+
+    def call(self, inputs):
+        return super().call((inputs + 1) % 8)
+
+
+class OfPsrun(Embedding):
+    pass
+
+
+class Collection(EmbeddingCollection):
+    pass
+
+
+def of_collection(kind):
+    return lambda inputs: kind([Table("table", ("item",), 8, 2)])({"item": inputs})["item"]
+
+
+@pytest.mark.parametrize(
+    ("layer", "num_ids"),
+    [
+        (tf_keras.layers.Embedding(8, 2, name="table"), 8),
+        (Embedding(8, 2, name="table"), 8),
+        (of_collection(EmbeddingCollection), 8),
+        (OfKeras(8, 2, name="table"), None),
+        (OfPsrun(8, 2, name="table"), None),
+        (of_collection(Collection), None),
+    ],
+)
+def test_which_ids_rows_belong_to_is_unknown_of_classes_of_the_user(layer, num_ids):
+    inputs = tf_keras.Input((1,), dtype="int64", name="item")
+    described = embeddings.described(tf_keras.Model(inputs, layer(inputs)), {})
+    assert {name: each["num_ids"] for name, each in described.items()} == {"table": num_ids}
+
+
 def test_there_are_no_rules_without_preprocessing_of_psrun():
     inputs = tf_keras.Input((1,), dtype="int64", name="item")
     network = tf_keras.Model(inputs, tf_keras.layers.Embedding(4, 2, name="items")(inputs))
