@@ -14,9 +14,10 @@ import json
 import math
 import shutil
 import struct
+import threading
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any
@@ -147,15 +148,30 @@ def export(store: Store, step: int, folder: Path, form: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _verified(store: Store, step: int) -> Iterator[None]:
-    """Verifies a checkpoint in another thread while it is read in the context. Raises CheckpointError at its end."""
-    with ThreadPoolExecutor(1) as pool:
-        verification = pool.submit(store.damage, step)
+    """Verifies a checkpoint in another thread while it is read in the context. Raises CheckpointError at its end.
+
+    An interrupt does not wait for the thread, nor does the end of the process.
+    """
+    verification: Future[str | None] = Future()
+
+    def verify() -> None:
         try:
-            yield
-        finally:  # what a damaged checkpoint has led to is no news
-            damage = verification.result()
-            if damage:
-                raise CheckpointError(f"{store.prefix(step)} is damaged: {damage}")
+            verification.set_result(store.damage(step))
+        except Exception as error:
+            verification.set_exception(error)
+
+    def require_good() -> None:
+        damage = verification.result()
+        if damage:
+            raise CheckpointError(f"{store.prefix(step)} is damaged: {damage}")
+
+    threading.Thread(target=verify, daemon=True).start()
+    try:
+        yield
+    except Exception:
+        require_good()  # what a damaged checkpoint has led to is no news
+        raise
+    require_good()
 
 
 def _copy_record(store: Store, step: int, to: Path) -> None:

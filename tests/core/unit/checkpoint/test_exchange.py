@@ -7,11 +7,13 @@ import errno
 import itertools
 import json
 import subprocess
+import threading
 
 import numpy as np
 import pyarrow
 import pytest
 import tensorflow as tf
+from bounds import BOUND_S
 from pyarrow import parquet
 from safetensors import numpy as safetensors
 from support import flipped, truncated
@@ -316,6 +318,33 @@ def test_a_damaged_checkpoint_is_not_exported(store, tmp_path):
     with pytest.raises(CheckpointError, match="is damaged"):
         exchange.export(store, 7, tmp_path / "out", "npz")
     assert not (tmp_path / "out").exists()
+
+
+def interrupted(path, tensors):
+    raise KeyboardInterrupt
+
+
+def test_an_interrupt_does_not_wait_for_the_verification(store, tmp_path, monkeypatch):
+    may_end = threading.Event()
+    verifying = []
+
+    def damage(step):
+        verifying.append(threading.current_thread())
+        may_end.wait(BOUND_S)
+
+    monkeypatch.setattr(store, "damage", damage)
+    monkeypatch.setitem(exchange._WRITERS, "npz", interrupted)
+    timer = threading.Timer(BOUND_S / 10, may_end.set)
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        exchange.export(store, 7, tmp_path / "out", "npz")
+    assert not may_end.is_set()
+    may_end.set()
+    timer.cancel()
+    assert not (tmp_path / "out").exists()
+    (thread,) = verifying
+    assert thread.daemon  # it does not hold the process
+    thread.join()
 
 
 # -- import
