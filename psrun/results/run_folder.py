@@ -49,8 +49,10 @@ DATA = "data.json"  # facts about the data that are too large for run.json, as o
 _LARGE_FACT_BYTES = 32 << 10
 PLACEMENT = "placement.json"  # of more variables than run.json takes
 _LARGE_PLACEMENT_BYTES = 128 << 10
+FOLLOWING = "following.json"  # the state of early stopping and of lowered learning rates, by step
 VOCABULARIES = "vocabularies"  # the folder of files with long vocabularies that facts about the data name
 _MORE = "more_in"  # the key, among the facts about the data, that names the file
+CHECKPOINTS = "checkpoints"
 _LOGS = ("supervisor", "planner", "fork-server", "console")  # beside those of tasks
 PLANNED = "planned"  # the status that is shown of a plan
 PENDING, NOT_RUN = "pending", "not run"  # the status of a run that has not begun, and of one that never will
@@ -273,7 +275,7 @@ class RunFolder(Journal):
 
     @property
     def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
+        return self.path / CHECKPOINTS
 
     @property
     def has_results(self) -> bool:
@@ -570,6 +572,16 @@ def flat(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
             is_float = isinstance(value, str) and _FLOAT.fullmatch(value)
             values[f"{prefix}{name}"] = float(value) if is_float else value
     return values
+
+
+def is_needed(name: str) -> bool:
+    """Whether a run needs a file of its folder to be resumed elsewhere, beside a checkpoint and run.json.
+
+    Args:
+      name: the path from the run folder, with /.
+    """
+    in_folders = name.startswith((f"{VOCABULARIES}/", f"{CHECKPOINTS}/{VOCABULARIES}/"))
+    return in_folders or name in (CONFIG, *HYDRA, DATA, METRICS, FOLLOWING)
 
 
 def read_name(folder: Path) -> str | None:

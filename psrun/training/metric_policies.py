@@ -13,12 +13,11 @@ from psrun.config.run_config import EarlyStopping
 from psrun.errors import ConfigError, Problem
 from psrun.program.compiled_model import Program, check_monitored_metric
 from psrun.results.events import Reporter
-from psrun.results.run_folder import RunFolder
+from psrun.results.run_folder import FOLLOWING, RunFolder
 from psrun.tf_internals import keras
 from psrun.training import evaluators
 from psrun.training.hooks import HookContext
 
-_FILE = "following.json"
 _RECORDS_KEPT = 100  # one per epoch: more than anybody keeps checkpoints
 
 
@@ -151,7 +150,7 @@ class MetricPolicies:
     def go_on(self, step: int) -> None:
         """Restores the state of `step`. Call when its variables were restored."""
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            records = json.loads((self._folder.path / _FILE).read_text(encoding="utf-8"))
+            records = json.loads((self._folder.path / FOLLOWING).read_text(encoding="utf-8"))
             self._records = [record for record in records if record["step"] <= step]
         last = self._records[-1] if self._records else {}
         self._seen = set(last.get("seen", ()))
@@ -225,7 +224,7 @@ class MetricPolicies:
             now |= {"configured": self._configured, "rate": rates}
         before = [record for record in self._records if record["step"] != step]
         self._records = [*before[1 - _RECORDS_KEPT :], {**now, "seen": sorted(self._seen)}]
-        files.write_atomic(self._folder.path / _FILE, json.dumps(self._records) + "\n")
+        files.write_atomic(self._folder.path / FOLLOWING, json.dumps(self._records) + "\n")
 
     def _by_evaluator(self) -> list[tuple[evaluators.Evaluation, str]]:
         """The evaluations of the evaluator, if a policy needs them."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from psrun.checkpoint.storage import Contents, Manifest, Position, Store
 from psrun.results.events import event_of
-from psrun.results.run_folder import METRICS, RunFolder
+from psrun.results.run_folder import FOLLOWING, METRICS, RunFolder
 
 KEPT = 2
 
@@ -27,7 +27,10 @@ def save(folder: Path, step: int, *, content: bytes = b"") -> Store:
 
 
 def scripted(path: Path, *, num_checkpoints: int = 4) -> Iterator[RunFolder]:
-    """A run that yields after each thing that it has done: it begins, saves checkpoints, and ends."""
+    """A run that yields after each thing that it has done: it begins, saves checkpoints, and ends.
+
+    Before each checkpoint it records the state of early stopping, and ids in a file.
+    """
     folder = RunFolder.create(path, raw={"seed": 1})
     folder.emit("begun", overrides=["seed=1"], started_s=0.0, mode="train")
     yield folder
@@ -35,6 +38,8 @@ def scripted(path: Path, *, num_checkpoints: int = 4) -> Iterator[RunFolder]:
         step = 10 * number
         folder.emit("epoch", step=step, epoch=number, epochs=num_checkpoints, metrics={"loss": 1.0 / number},
                     steps_per_s=1.0, examples_per_s=1.0, steps_repeated=0)  # fmt: skip
+        (path / FOLLOWING).write_text(json.dumps([{"step": step}]))
+        Store(folder.checkpoints).write_vocabularies({f"{step}.jsonl": ["a", "b"]})
         if number % 2:
             yield folder
         save(path, step)
@@ -103,6 +108,22 @@ def half_checkpoints(objects: dict[str, bytes]) -> list[str]:
     return half
 
 
+def lacks(objects: dict[str, bytes]) -> list[str]:
+    """What a run in a store needs to be resumed from its newest checkpoint, and lacks.
+
+    Args:
+      objects: the content of each, by name.
+    """
+    steps = [json.loads(text)["step"] for name, text in objects.items() if name.endswith(".manifest.json")]
+    if not steps:
+        return []
+    needed = {"config.yaml", METRICS, FOLLOWING, f"checkpoints/vocabularies/{max(steps)}.jsonl"}
+    lacking = sorted(needed - objects.keys())
+    if not lacking and json.loads(objects[FOLLOWING])[-1]["step"] < max(steps):
+        lacking.append(f"{FOLLOWING} of step {max(steps)}")
+    return lacking
+
+
 def go_on(url: str, folder: Path, told: Any) -> None:
     """A machine that resumes the run at a URL, or begins it, and trains until it is killed.
 
@@ -128,6 +149,8 @@ def go_on(url: str, folder: Path, told: Any) -> None:
         step += 10
         run.emit("epoch", step=step, epoch=step // 10, epochs=10**6, metrics={"loss": 1.0},
                  steps_per_s=1.0, examples_per_s=1.0, steps_repeated=0)  # fmt: skip
+        (folder / FOLLOWING).write_text(json.dumps([{"step": step}]))
+        Store(run.checkpoints).write_vocabularies({f"{step}.jsonl": ["a", "b"]})
         save(folder, step)
         run.emit("checkpoint", step=step, path=f"ckpt-{step}", good=True, seconds=0.1)
         mirror.update()

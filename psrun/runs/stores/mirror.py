@@ -1,7 +1,8 @@
 """What of a run is uploaded to a store when, and what a resumed run gets back.
 
-Never is half a checkpoint in the store: its manifest is written after its files, and removed before them. The events
-until then are there before the manifest; run.json, which may say that the run is over, follows it.
+Never is half a checkpoint in the store: its manifest is written after its files, and removed before them. The
+configuration, the events until then and all else that the run needs to be resumed are there before the manifest;
+run.json, which may say that the run is over, follows it.
 """
 
 from __future__ import annotations
@@ -14,11 +15,9 @@ from typing import Any
 
 from psrun.checkpoint.storage import PREFIX, SET_ASIDE, Store, manifest_path
 from psrun.errors import CheckpointError
-from psrun.results.events import METRICS
-from psrun.results.run_folder import RESULT, rebuilt
+from psrun.results.run_folder import CHECKPOINTS, RESULT, is_needed, rebuilt
 from psrun.runs.stores.remote import Remote
 
-CHECKPOINTS = "checkpoints"
 _FILE = f"{CHECKPOINTS}/{PREFIX}-"
 _MANIFEST = manifest_path("").name
 
@@ -75,7 +74,9 @@ class Mirror:
             self._remove(name)
         for file in listed:
             self._send(f"{CHECKPOINTS}/{file}")
-        self._send(METRICS)
+        for each in _local_names(self._folder):
+            if is_needed(each):
+                self._send(each)
         if (self._folder / name).exists() and (self._folder / name).read_text(encoding="utf-8") == text:
             self._remote.write(name, text)  # all files were those of this manifest
             self._there.add(name)

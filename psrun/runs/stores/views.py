@@ -9,14 +9,14 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
-from psrun.checkpoint.storage import Store
+from psrun.checkpoint.storage import PREFIX, Store
 from psrun.config import groups
 from psrun.errors import ConfigError
 from psrun.results import run_folder
 from psrun.results.events import METRICS
 from psrun.results.run_state import SWEEP
 from psrun.runs.stores.keeper import work_folder
-from psrun.runs.stores.mirror import CHECKPOINTS, fetch_checkpoint
+from psrun.runs.stores.mirror import fetch_checkpoint
 from psrun.runs.stores.remote import Remote
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
@@ -27,7 +27,7 @@ _SMALL = (
     *(run_folder.DATA, run_folder.PLACEMENT),
 )
 _WRITTEN = ("--to", "--csv", "--html")  # options whose value is no run
-_CHECKPOINT = re.compile(rf"(?P<run>.+?)/{CHECKPOINTS}(/ckpt-(?P<step>\d+)[^/]*)?")
+_CHECKPOINT = re.compile(rf"(?P<run>.+?)/{run_folder.CHECKPOINTS}(/ckpt-(?P<step>\d+)[^/]*)?")
 
 
 @contextlib.contextmanager
@@ -61,7 +61,8 @@ def _copy(word: str, subcommand: str, url: str, into: Path) -> Path:
     remote = Remote(run)
     there = remote.sizes()
     for name in there:
-        if _is_read(word, PurePosixPath(name)):
+        is_exported = (word, subcommand) == ("checkpoint", "export") and run_folder.is_needed(name)
+        if is_exported or _is_read(word, PurePosixPath(name)):
             remote.get(name, folder / name)
     if not folder.is_dir():
         raise ConfigError(f"there is no run at {run} or below it")
@@ -73,17 +74,17 @@ def _copy(word: str, subcommand: str, url: str, into: Path) -> Path:
 
 def _is_read(word: str, name: PurePosixPath) -> bool:
     above = name.parent.name
-    if word == "checkpoint" and above == CHECKPOINTS:
+    if word == "checkpoint" and above == run_folder.CHECKPOINTS:
         return name.suffix == ".json"
     return name.name in _SMALL or above == ".hydra" or (word == "logs" and above == "logs")
 
 
 def _read_checkpoints(remote: Remote, folder: Path, there: dict[str, int], subcommand: str, step: int | None) -> None:
     """Reads the checkpoints that a subcommand reads: all or the newest, or the one of `step`."""
-    store = Store(folder / CHECKPOINTS)
+    store = Store(folder / run_folder.CHECKPOINTS)
     if subcommand == "inspect":  # it reads sizes
         for name in there:
-            if name.startswith(f"{CHECKPOINTS}/") and not (folder / name).exists():
+            if name.startswith(f"{run_folder.CHECKPOINTS}/{PREFIX}-") and not (folder / name).exists():
                 (folder / name).touch()
                 os.truncate(folder / name, there[name])
         return

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 from bounds import BOUND_S
 from object_stores import BUCKET, served
-from stored_runs import epochs, go_on, half_checkpoints
+from stored_runs import Interfered, Stopped, epochs, go_on, half_checkpoints, lacks
 from support import MANY_STEPS, environment
 
 from psrun.checkpoint.storage import Store
-from psrun.runs.stores.mirror import fetch
+from psrun.runs.stores.mirror import Mirror, fetch
 from psrun.runs.stores.remote import Remote
 
 pytestmark = pytest.mark.thorough
@@ -136,6 +136,7 @@ def test_a_run_survives_kills_at_random_moments(server, there, url, tmp_path):
         ours.close()
         objects = {name: remote._fs.cat_file(f"{remote._root}/{name}") for name in remote.sizes()}
         assert half_checkpoints(objects) == []
+        assert lacks(objects) == []
         listed = {name for text in objects if text.endswith(".manifest.json")
                   for name in json.loads(objects[text])["files"]}  # fmt: skip
         num_torn += any(name.startswith("checkpoints/ckpt-") and not name.endswith(".manifest.json")
@@ -175,6 +176,47 @@ def test_a_training_whose_machine_is_lost_goes_on_elsewhere(proxy, psrun, done, 
     assert {row["folder"]: row["status"] for row in json.loads(text)}[url] == "completed"
     code, text = done("checkpoint", "verify", url, machine="three")
     assert (code, text.count("good")) == (0, 3)
+
+
+@pytest.mark.command
+def test_a_run_whose_machine_is_lost_in_the_first_upload_goes_on(done, there, url, tmp_path):
+    code, text = done("hydra.run.dir=run", *SHORT, "trainer.epochs=1")
+    assert code == 0, text
+    (tmp_path / "one" / "run" / "run.json").unlink()  # as of a run that goes on
+    remote = Remote(url)
+    system = remote._fs
+    at = 0
+    while not any(name.endswith(".manifest.json") for name in there(url)):
+        at += 1
+        remote._fs = Interfered(system, at, Stopped())
+        with pytest.raises(Stopped):
+            Mirror(remote, tmp_path / "one" / "run", {*there(url)}, is_equal=False).update()
+    code, text = done("resume", url, "trainer.epochs=2", machine="two")
+    assert code == 0, text
+    assert "resumed from step 12" in text
+    assert json.loads(there(url)["run.json"])["steps"]["applied"] == 24
+
+
+@pytest.mark.command
+def test_an_export_of_a_checkpoint_at_a_url_is_the_one_from_disk(done, there, url, tmp_path):
+    rows = [f"{number % 7},word{number % 40},{number % 2}" for number in range(400)]
+    (tmp_path / "rows.csv").write_text("\n".join(["number,word,label", *rows]))
+    code, text = done(
+        "hydra.run.dir=run", "data=table", f"data.path={tmp_path / 'rows.csv'}", "data.label=label", "trainer.epochs=1"
+    )
+    assert code == 0, text
+    run = tmp_path / "one" / "run"
+    assert [*run.glob("checkpoints/vocabularies/*")]
+    (run / "vocabularies").mkdir(exist_ok=True)  # of more words than these
+    (run / "vocabularies" / "word.txt").write_text("word")
+    Mirror(Remote(url), run, {*there(url)}, is_equal=False).update()
+    exported = []
+    for source, to in ((run, tmp_path / "a"), (url, tmp_path / "b")):
+        code, text = done("checkpoint", "export", str(source), "--to", str(to))
+        assert code == 0, text
+        files = [path for path in to.rglob("*") if path.is_file()]
+        exported.append({path.relative_to(to).as_posix(): path.read_bytes() for path in files})
+    assert exported[0] == exported[1]
 
 
 @pytest.mark.command

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from messages import refused
-from stored_runs import Interfered, Stopped, epochs, half_checkpoints, save, scripted
+from stored_runs import Interfered, Stopped, epochs, half_checkpoints, lacks, save, scripted
 from support import flipped
 
 from psrun import files
@@ -96,6 +96,7 @@ def test_a_run_resumes_wherever_its_machine_stops(store, tmp_path):
         else:
             break
         assert half_checkpoints(objects(store)) == []
+        assert lacks(objects(store)) == []
         if not objects(store):
             continue
         checkpoints, said = fetched(store, tmp_path / "other")
@@ -108,6 +109,24 @@ def test_a_run_resumes_wherever_its_machine_stops(store, tmp_path):
         if RunFolder(tmp_path / "other").stored().get("status") == "completed":
             assert step == 40
     assert at > 30
+
+
+def test_a_changed_configuration_is_there_before_the_next_checkpoint(store, tmp_path):
+    run = scripted(tmp_path / "run")
+    next(run)
+    for at in itertools.count(1):
+        fsspec.filesystem("memory").store.clear()
+        there = mirror_of(store, tmp_path / "run")
+        there.update()
+        (tmp_path / "run" / "config.yaml").write_text(f"seed: {at + 1}")
+        save(tmp_path / "run", 10 * at)
+        there._remote._fs = Interfered(there._remote._fs, at, Stopped())
+        try:
+            there.update()
+            break
+        except Stopped:
+            if f"checkpoints/ckpt-{10 * at}.manifest.json" in objects(store):
+                assert objects(store)["config.yaml"] == f"seed: {at + 1}".encode()
 
 
 def test_errors_of_the_store_are_made_up_for(store, tmp_path):
@@ -371,6 +390,9 @@ def test_there_is_no_run_to_resume(store):
 def test_commands_read_what_they_show(store, tmp_path):
     *_, folder = scripted(tmp_path / "run")
     folder.log("chief-0").write_text("a line\n")
+    for each in ("vocabularies/id.txt", "data.json", ".hydra/overrides.yaml"):
+        (folder.path / each).parent.mkdir(exist_ok=True)
+        (folder.path / each).write_text("[]")
     mirror_of(store, folder.path).update()
     above = store.rpartition("/")[0]
 
@@ -379,9 +401,12 @@ def test_commands_read_what_they_show(store, tmp_path):
             root = Path(local[-1])
             return {path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()}
 
-    assert names("list", above) == {"run/run.json", "run/metrics.jsonl", "run/config.yaml"}
-    assert names("logs", store) == {"run.json", "metrics.jsonl", "config.yaml", "logs/chief-0.log"}
+    small = {"run.json", "metrics.jsonl", "config.yaml", "data.json", ".hydra/overrides.yaml"}
+    assert names("list", above) == {f"run/{name}" for name in small}
+    assert names("logs", store) == small | {"logs/chief-0.log"}
     assert {*names("checkpoint", "inspect", store)} >= {f"checkpoints/ckpt-{step}.index" for step in (30, 40)}
+    needed = {"checkpoints/vocabularies/10.jsonl", "vocabularies/id.txt", "data.json", ".hydra/overrides.yaml"}
+    assert names("checkpoint", "export", store) >= needed | {"following.json", "checkpoints/ckpt-40.index"}
     assert "checkpoints/ckpt-30.index" not in names("checkpoint", "export", store)
     with views.local("checkpoint", ["diff", f"{store}/checkpoints/ckpt-30", store, "--to", "memory://x"]) as local:
         assert [Path(path).name for path in local] == ["diff", "ckpt-30", "run", "--to", "x"]
