@@ -30,14 +30,15 @@ class StoreError(PsrunError):
 class Remote:
     """The objects below a URL, by their names from there.
 
-    Its methods raise ConfigError for what a person must change, and StoreError for all other errors of the store.
+    Its methods raise ConfigError for what a person must change, and StoreError for all other errors of the store, and
+    where another machine has taken over.
 
     Args:
       key: of the configuration, that names the URL; empty for an argument.
 
     Attributes:
       progressed_s: when the store last answered (`time.monotonic`).
-      token: of the local copy of the run that this process mirrors.
+      token: of the local copy of the run that this process mirrors; empty if it mirrors none.
       is_lost: whether another machine has taken over.
     """
 
@@ -81,10 +82,11 @@ class Remote:
         return ""
 
     def write(self, name: str, text: str) -> None:
-        with self._errors():
-            self._fs.pipe_file(f"{self._root}/{name}", text.encode())
+        self._require_own()
+        self._put(name, text)
 
     def send(self, file: Path, name: str) -> None:
+        self._require_own()
         with self._errors():
             self._fs.put_file(str(file), f"{self._root}/{name}", callback=self._progress())
 
@@ -94,8 +96,13 @@ class Remote:
             self._fs.get_file(f"{self._root}/{name}", str(file), callback=self._progress())
 
     def remove(self, name: str) -> None:
+        self._require_own()
         with self._errors(), contextlib.suppress(FileNotFoundError):
             self._fs.rm_file(f"{self._root}/{name}")
+
+    def _put(self, name: str, text: str) -> None:
+        with self._errors():
+            self._fs.pipe_file(f"{self._root}/{name}", text.encode())
 
     # -- who mirrors
 
@@ -136,13 +143,23 @@ class Remote:
         """Shows that this machine mirrors, or that it has ended; sets `is_lost` if another one has taken over."""
         with self._lock:
             if not self._is_released:
-                self.is_lost = self.owner().get("token") != self.token
+                self._require_own()
                 self._is_released = releases
-                self._write_owner()  # raises StoreError if it is lost
+                self._write_owner()
 
     def _write_owner(self) -> None:
         owner = {"token": self.token, "released": self._is_released, "at_s": time.time(), **process.this_process()}
-        self.write(_OWNER, json.dumps(owner))
+        self._put(_OWNER, json.dumps(owner))
+
+    def _require_own(self) -> None:
+        """Before each change: a machine that stood still does not know what has happened. Raises StoreError."""
+        if self.token and self.owner().get("token") != self.token:
+            self.is_lost = True
+            self._require_not_lost()
+
+    def _require_not_lost(self) -> None:
+        if self.is_lost:
+            raise StoreError(f"another machine has taken over {self.url}")
 
     def _require(self, is_free: bool) -> None:
         if not is_free:
@@ -157,8 +174,7 @@ class Remote:
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
-        if self.is_lost:
-            raise StoreError(f"another machine has taken over {self.url}")
+        self._require_not_lost()
         try:
             yield
         except Exception as error:  # stores have no class of errors in common

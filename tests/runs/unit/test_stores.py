@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -277,6 +278,31 @@ def test_a_machine_that_does_not_beat_is_gone_and_finds_out_when_it_returns(stor
     next(run)
     with pytest.raises(StoreError, match="another machine has taken over"):
         there.update()
+
+
+def test_a_machine_that_stood_still_changes_nothing_when_it_returns(store, tmp_path):
+    """Another one takes over after any of its changes, and no beat has told it."""
+    for at in itertools.count(1):
+        fsspec.filesystem("memory").store.clear()
+        shutil.rmtree(work_folder(store), ignore_errors=True)
+        there, own = prepared(store, "hydra.run.dir")
+        for _ in scripted(work_folder(store), num_checkpoints=2):
+            there.update()
+        save(work_folder(store), 30)
+        own._fs = Interfered(own._fs, at, Stopped())
+        with contextlib.suppress(Stopped):
+            there.update()
+            break
+        other = Remote(store)
+        other.token = "of another machine"
+        other._write_owner()
+        before = objects(store)
+        with pytest.raises(StoreError, match="another machine has taken over"):
+            there.update()
+        assert own.is_lost
+        assert objects(store) == before
+        assert own._fs.calls == at
+    assert at > 8
 
 
 def test_a_run_goes_on_while_the_store_fails_and_ends_with_another_code_without_its_end(store, monkeypatch):
