@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ class Mirror:
     def __init__(self, remote: Remote, folder: Path, there: set[str], *, is_equal: bool) -> None:
         self._remote = remote
         self._folder = folder
+        self._holding = folder / ".uploading"
         self._checkpoints = Store(folder / CHECKPOINTS)
         self._there = there
         self._sent: dict[str, Any] = {}  # by name, what changes with the file; of a manifest, its text
@@ -53,38 +55,62 @@ class Mirror:
           ConfigError, StoreError: as `Remote`; the next call continues.
           OSError: a local file cannot be read.
         """
-        for step in self._checkpoints.steps():
+        shutil.rmtree(self._holding, ignore_errors=True)  # of an update that did not end
+        steps = self._checkpoints.steps()
+        for step in steps:
             self._send_checkpoint(step)
+            shutil.rmtree(self._holding, ignore_errors=True)
         names = [*_local_names(self._folder)]
         for name in names:
             self._send(name)
         self._send(RESULT)
-        self._remove_old(names)
+        self._remove_old(names, steps)
 
     def _send_checkpoint(self, step: int) -> None:
         name = self._manifest(step)
         try:
             text = (self._folder / name).read_text(encoding="utf-8")
-            listed = [*self._checkpoints.manifest(step).files]
-        except (OSError, ValueError):  # it has just been removed, or is damaged
-            return
-        if self._sent.get(name) == text:
+            if self._sent.get(name) == text:
+                return
+            files = self._held(step)
+            if (self._folder / name).read_text(encoding="utf-8") != text:  # it is saved again: the next call sends it
+                return
+        except (FileNotFoundError, ValueError):  # the run has just removed it, or it is damaged
             return
         if name in self._there:  # of another checkpoint of this step
             self._remove(name)
-        for file in listed:
-            self._send(f"{CHECKPOINTS}/{file}")
+        for file in files:
+            self._send(f"{CHECKPOINTS}/{file.name}", file)
         for each in _local_names(self._folder):
             if is_needed(each):
                 self._send(each)
-        if (self._folder / name).exists() and (self._folder / name).read_text(encoding="utf-8") == text:
-            self._remote.write(name, text)  # all files were those of this manifest
-            self._there.add(name)
-            self._sent[name] = text
+        self._remote.write(name, text)
+        self._there.add(name)
+        self._sent[name] = text
 
-    def _send(self, name: str) -> None:
-        """Uploads a file if it has changed; nothing without one."""
-        file = self._folder / name
+    def _held(self, step: int) -> list[Path]:
+        """The files of a checkpoint, which stay if the run removes it: a store may be slower than the run saves."""
+        self._holding.mkdir(exist_ok=True)
+        held = []
+        for file in self._checkpoints.manifest(step).files:
+            path = self._holding / file
+            path.unlink(missing_ok=True)
+            try:
+                os.link(self._checkpoints.folder / file, path)
+            except FileNotFoundError:
+                raise
+            except OSError:  # a disk without hard links
+                shutil.copy2(self._checkpoints.folder / file, path)
+            held.append(path)
+        return held
+
+    def _send(self, name: str, file: Path | None = None) -> None:
+        """Uploads a file of the run if it has changed; nothing without one.
+
+        Args:
+          file: where it is, if that is not its place in the folder.
+        """
+        file = file or self._folder / name
         if not file.exists():
             return
         stamp = _stamp(file)  # of before: the file may grow
@@ -93,16 +119,22 @@ class Mirror:
             self._there.add(name)
             self._sent[name] = stamp
 
-    def _remove_old(self, names: list[str]) -> None:
-        """Removes what the run has removed, once all of its checkpoints are uploaded.
+    def _remove_old(self, names: list[str], uploaded: list[int]) -> None:
+        """Removes what the run has removed, but not the newest checkpoint there.
 
         A resumed run may have only the manifest of an old checkpoint: its files stay as long as that does.
+
+        Args:
+          uploaded: the steps of the checkpoints that were to be uploaded before, the newest first.
         """
         kept = {RESULT, *names}
+        if uploaded:
+            if self._manifest(uploaded[0]) not in self._sent:
+                return
+            newest = f"{_FILE}{uploaded[0]}."  # perhaps the run has removed it meanwhile
+            kept |= {name for name in self._there if name.startswith(newest)}
         steps = self._checkpoints.steps()
         for step in steps:
-            if self._manifest(step) not in self._sent:
-                return
             with contextlib.suppress(OSError, ValueError):
                 kept.add(self._manifest(step))
                 kept |= {f"{CHECKPOINTS}/{file}" for file in self._checkpoints.manifest(step).files}

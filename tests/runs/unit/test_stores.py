@@ -216,6 +216,41 @@ def test_files_of_others_stay(store, tmp_path):
     assert objects(store)["notes/mine.txt"] == b"mine"
 
 
+@pytest.mark.parametrize("has_links", [True, False])
+def test_a_checkpoint_that_the_run_removes_while_it_is_uploaded_gets_there(store, tmp_path, monkeypatch, has_links):
+    """The run saves more checkpoints than it keeps while the store takes one file."""
+    if not has_links:
+        monkeypatch.setattr(os, "link", lambda *names: (_ for _ in ()).throw(PermissionError("no links")))
+    there = mirror_of(store, tmp_path / "run")
+    *_, folder = scripted(tmp_path / "run", num_checkpoints=1)
+    steps = itertools.count(20, 10)
+    system = there._remote._fs
+    put_file = system.put_file
+
+    def put_slowly(file: str, *arguments, **options):
+        if ".data-" in file:
+            save(folder.path, next(steps))
+            save(folder.path, next(steps))
+        put_file(file, *arguments, **options)
+
+    monkeypatch.setattr(system._system, "put_file", put_slowly)
+    newest = 0
+    for _ in range(3):
+        at_begin = Store(folder.checkpoints).steps()[0]
+        there.update()
+        assert half_checkpoints(objects(store)) == []
+        manifests = [name for name in objects(store) if name.endswith(".manifest.json")]
+        assert manifests == [f"checkpoints/ckpt-{at_begin}.manifest.json"]
+        assert at_begin > newest
+        newest = at_begin
+    monkeypatch.setattr(system._system, "put_file", put_file)
+    there.update()
+    hidden = [path for path in folder.path.iterdir() if path.name.startswith(".")]
+    assert hidden == []
+    kept = {f"checkpoints/ckpt-{step}.manifest.json" for step in Store(folder.checkpoints).steps()}
+    assert {name for name in objects(store) if name.endswith(".manifest.json")} == kept
+
+
 def test_a_file_that_the_run_removes_is_removed(store, tmp_path):
     *_, folder = scripted(tmp_path / "run", num_checkpoints=1)
     folder.end_early("enough")
