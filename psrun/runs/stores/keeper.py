@@ -133,7 +133,8 @@ class _Keeper:
         return code or (ExitCode.FAILED if is_lost else ExitCode.RESTART)
 
     def _say(self, text: str, style: str = "yellow") -> None:
-        self._console.print(f"psrun: {text}", style=style, markup=False, soft_wrap=True)
+        with contextlib.suppress(OSError):  # the terminal is gone: the upload goes on
+            self._console.print(f"psrun: {text}", style=style, markup=False, soft_wrap=True)
 
     # -- in threads
 
@@ -157,21 +158,23 @@ class _Keeper:
             raise remote.problem(f"{self._url} is running here; to end it: psrun stop {shlex.quote(self._url)}")
         there = {*remote.sizes()}
         record, _ = files.load_mapping(self._folder / _COPY)
+        owner = remote.owner()
         token = record.get("token")
-        if token is None or remote.owner().get("token") != token:
-            token = None  # another copy was mirrored since
+        has_copy = token is not None and owner.get("token") == token  # else another one was mirrored since
+        if owner.get("host") != process.place()["host"]:  # on a disk of several machines: the owner may still run
+            token = None
         has_run = not there.isdisjoint((RESULT, METRICS))
         resumes = self._key == "resume"
         here = RunFolder(self._folder)
-        if resumes and not has_run and token is None:
+        if resumes and not has_run and not has_copy:
             raise remote.problem(f"there is no run at {self._url}; name the URL of a run")
         if not resumes and has_run:
             message = f"{self._url} holds a run already; choose another URL, or resume the run: {self._resume}"
             raise remote.problem(message)
         if not resumes and here.has_run and not here.makes_room:
-            then = f"to upload it: {self._resume}" if token else "remove that folder, or choose another URL"
+            then = f"to upload it: {self._resume}" if has_copy else "remove that folder, or choose another URL"
             raise remote.problem(f"{self._folder} holds a run that is not at {self._url}; {then}")
-        is_new = token is None or not resumes
+        is_new = not has_copy or not resumes
         remote.claim(None if is_new else token, self._say)
         threading.Thread(target=self._beat, args=(remote,), name="psrun-beat", daemon=True).start()
         if is_new:
@@ -203,9 +206,9 @@ class _Keeper:
             if not has_ended and time.monotonic() < looked_s + _LOOK_EVERY_S:
                 continue
             looked_s = time.monotonic()
-            if not has_ended and looked_s < due_s and not mirror.has_new_checkpoint():
-                continue
             try:
+                if not has_ended and looked_s < due_s and not mirror.has_new_checkpoint():
+                    continue
                 if self._code != ExitCode.USAGE or self._key == "resume":  # else there is no run
                     mirror.update()
                 if has_ended:

@@ -144,11 +144,11 @@ class Remote:
         with self._lock:
             if not self._is_released:
                 self._require_own()
+                self._write_owner(released=releases)
                 self._is_released = releases
-                self._write_owner()
 
-    def _write_owner(self) -> None:
-        owner = {"token": self.token, "released": self._is_released, "at_s": time.time(), **process.this_process()}
+    def _write_owner(self, *, released: bool = False) -> None:
+        owner = {"token": self.token, "released": released, "at_s": time.time(), **process.this_process()}
         self._put(_OWNER, json.dumps(owner))
 
     def _require_own(self) -> None:

@@ -14,7 +14,7 @@ from messages import refused
 from stored_runs import Interfered, Stopped, epochs, half_checkpoints, lacks, save, scripted
 from support import flipped
 
-from psrun import files
+from psrun import files, process
 from psrun.checkpoint.storage import Store
 from psrun.errors import CheckpointError, ConfigError
 from psrun.results.run_folder import RunFolder
@@ -72,6 +72,10 @@ def prepared(url: str, key: str, said: list[str] | None = None, *, alone: bool =
     own._say = (said if said is not None else []).append  # type: ignore[method-assign]
     there = Remote(url, key)
     return own._prepared(there), there
+
+
+def fails_with(error: Exception) -> None:
+    raise error
 
 
 def elsewhere(monkeypatch, tmp_path) -> None:
@@ -220,7 +224,7 @@ def test_files_of_others_stay(store, tmp_path):
 def test_a_checkpoint_that_the_run_removes_while_it_is_uploaded_gets_there(store, tmp_path, monkeypatch, has_links):
     """The run saves more checkpoints than it keeps while the store takes one file."""
     if not has_links:
-        monkeypatch.setattr(os, "link", lambda *names: (_ for _ in ()).throw(PermissionError("no links")))
+        monkeypatch.setattr(os, "link", lambda *names: fails_with(PermissionError("no links")))
     there = mirror_of(store, tmp_path / "run")
     *_, folder = scripted(tmp_path / "run", num_checkpoints=1)
     steps = itertools.count(20, 10)
@@ -373,6 +377,65 @@ def test_a_run_goes_on_while_the_store_fails_and_ends_with_another_code_without_
     assert said.pop() == f"another machine has taken over {store}; the run goes on, without upload"
     assert own._outcome(0) == 1
     assert "uploads it" not in said.pop()
+
+
+@pytest.mark.parametrize("fails", ["has_new_checkpoint", "update"])
+def test_the_upload_goes_on_after_an_error_that_nobody_hears_of(store, monkeypatch, fails):
+    """The terminal is gone, and the local disk or the store fails once."""
+    monkeypatch.setattr(keeper, "_POLL_S", 0.001)
+    monkeypatch.setattr(keeper, "_LOOK_EVERY_S", 0.001)
+    own = _Keeper(store, "hydra.run.dir", work_folder(store), 0, 0)
+    there = Remote(store)
+    mirror = own._prepared(there)
+    all(scripted(work_folder(store)))
+    works = getattr(mirror, fails)
+    failed = []
+
+    def fail():
+        monkeypatch.setattr(mirror, fails, works)
+        failed.append(1)
+        own._code = 0  # the run ends
+        fails_with(OSError("Input/output error"))
+
+    monkeypatch.setattr(mirror, fails, fail)
+    monkeypatch.setattr(own._console, "print", lambda *texts, **style: fails_with(OSError("Input/output error")))
+    own._follow(there, mirror)
+    assert failed
+    assert own._lacks is None
+    assert "checkpoints/ckpt-40.manifest.json" in objects(store)
+
+
+def test_the_end_of_a_run_is_told_again_after_an_error(store):
+    there = Remote(store)
+    there.claim(None, print)
+    there._fs = Interfered(there._fs, 1, TimeoutError("too slow"))
+    with pytest.raises(StoreError):
+        there.beat(releases=True)
+    there.beat(releases=True)
+    assert there.owner()["released"]
+    there.beat()  # of the thread, which comes late
+    assert there.owner()["released"]
+
+
+@pytest.mark.parametrize("runs", [True, False])
+def test_a_copy_on_a_disk_that_machines_share_goes_on_once_the_other_machine_is_gone(store, monkeypatch, runs):
+    """The disk has no locks: only beats show whether the other machine still mirrors the copy."""
+    _, other = prepared(store, "hydra.run.dir")
+    all(scripted(work_folder(store)))
+    here = {**process.place(), "host": "another"}
+    monkeypatch.setattr(process, "place", lambda: here)
+    if runs:
+        monkeypatch.setattr(remote.time, "sleep", lambda s: other.beat())
+        with pytest.raises(ConfigError, match="is in use"):
+            prepared(store, "resume")
+        return
+    said: list[str] = []
+    prepared(store, "resume", said)
+    assert len(said) == 1
+    assert "has no end of its last run" in said[0]
+    assert "checkpoints/ckpt-40.manifest.json" in objects(store)
+    with pytest.raises(StoreError, match="another machine has taken over"):
+        other.beat()
 
 
 def test_of_two_that_claim_at_once_one_goes_on(store, monkeypatch):
