@@ -18,7 +18,7 @@ from psrun.config.groups import run_argument
 from psrun.errors import ConfigError, ExitCode
 from psrun.files import on_disk
 from psrun.results import run_state
-from psrun.results.run_folder import RESULT
+from psrun.results.run_folder import CHECKPOINTS, RESULT
 
 _PATH = "a run folder, its checkpoints folder, or a checkpoint, such as runs/RUN/checkpoints/ckpt-500"
 
@@ -76,7 +76,7 @@ def find(path: Path) -> tuple[Store, int | None]:
             there = ", ".join(map(str, store.steps())) or "none"
             raise ConfigError(f"there is no complete checkpoint {name} in {path.parent} (there: {there})")
         return store, int(step)
-    store = Store(path / "checkpoints" if (path / "checkpoints").is_dir() else path)
+    store = Store(path / CHECKPOINTS if (path / CHECKPOINTS).is_dir() else path)
     if not store.steps():
         hint = "name a run folder or a checkpoint" if path.exists() else "no such folder"
         raise ConfigError(f"there is no checkpoint in {store.folder}: {hint}")

@@ -31,12 +31,11 @@ from psrun.checkpoint.bundle import Bundle
 from psrun.checkpoint.storage import Contents, Manifest, Store, manifest_path
 from psrun.errors import CheckpointError, ConfigError
 from psrun.optimizers.formulas import formula
-from psrun.results.run_folder import RunFolder
+from psrun.results.run_folder import CHECKPOINTS, RunFolder
 
 ABOUT = "psrun-checkpoint.json"
 OTHERS = "others.json"
 RUN = "run"
-CHECKPOINTS = "checkpoints"  # in it
 ROWS = "rows"  # of a table, beside its slots
 DENSE = "dense"
 TABLES = "tables"

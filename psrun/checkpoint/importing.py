@@ -24,9 +24,10 @@ from pyarrow import compute, parquet
 from psrun import __version__, files
 from psrun.checkpoint import exchange
 from psrun.checkpoint.bundle import Bundle, Stored, strings
-from psrun.checkpoint.exchange import ABOUT, CHECKPOINTS, DENSE, OTHERS, ROWS, RUN, SAFETENSORS, TABLES, Tensor
+from psrun.checkpoint.exchange import ABOUT, DENSE, OTHERS, ROWS, RUN, SAFETENSORS, TABLES, Tensor
 from psrun.checkpoint.storage import PREFIX, Manifest, Position, Store
 from psrun.errors import CheckpointError, ConfigError
+from psrun.results.run_folder import CHECKPOINTS
 from psrun.tf_internals import messages
 from psrun.tf_internals.checkpoints import point_to
 
