@@ -36,7 +36,7 @@ _PRINTING = ("--cfg", "-c", "--info", "-i", "--help", "-h", "--hydra-help", "--s
 _VERBOSE = ("-v", "--verbose")
 VERBOSE = "run.verbose=true"
 _FLAGS = (*_SWEEPING, *_VERBOSE, "-r", "--run")
-urls: dict[Path, str] = {}  # of local folders that stand for runs on stores, in this process
+_urls: dict[Path, str] = {}  # by local folder, see `stand_for`
 _OF_CFG = ("--package", "-p")
 _WITH_VALUE = (*_OPTIONS_OF_FILES, *_OF_CFG, "--cfg", "-c", "--info", "-i", "--shell-completion", "-sc")
 # Options of Hydra's that would start another run than they say.
@@ -447,12 +447,22 @@ def names_run(argument: str) -> bool:
     return not equals or "://" in name or ("/" in name and Path(argument).expanduser().is_dir())
 
 
-def with_url(folder: Path) -> str:
-    """A folder as it is, or the URL that it stands for."""
-    for local, url in urls.items():
+def stand_for(folder: Path, url: str) -> None:
+    """Makes a local folder stand for the run at a URL, in this process: messages name the URL."""
+    _urls[folder.absolute()] = url
+
+
+def url_of(folder: Path) -> str | None:
+    """The URL that a folder stands for, or one above it does; None without one."""
+    for local, url in _urls.items():
         if folder.absolute().is_relative_to(local):
             return str(folder.absolute()).replace(str(local), url, 1)
-    return str(folder)
+    return None
+
+
+def with_url(folder: Path) -> str:
+    """A folder as it is, or the URL that it stands for."""
+    return url_of(folder) or str(folder)
 
 
 def run_argument(folder: Path) -> str:

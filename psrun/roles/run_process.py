@@ -141,7 +141,7 @@ def _execute(raw: Mapping[str, Any], path: Path, overrides: list[str], started_s
     stop = Stop()
     stop.handle()
     run, me = _parsed(raw, path, overrides, started_s, stop)
-    if run.cluster.spans_machines and path in groups.urls:
+    if run.cluster.spans_machines and groups.url_of(path):
         message = f"is {run.cluster.kind}, whose tasks need one folder on a disk that all of them share, not a URL"
         raise ConfigError([Problem("cluster", message)])
     is_own = is_own and me.owns_folder

@@ -69,7 +69,7 @@ def begin(url: str, key: str) -> Path:
     if not os.read(may_begin, 1):
         os._exit(ExitCode.FAILED)  # the parent says why
     os.close(may_begin)
-    groups.urls[folder] = url
+    groups.stand_for(folder, url)
     return folder
 
 

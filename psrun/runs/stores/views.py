@@ -45,7 +45,7 @@ def local(word: str, arguments: Sequence[str]) -> Iterator[list[str]]:
                 continue
             url = argument.rstrip("/")
             if word in _HERE:
-                groups.urls[work_folder(url)] = url
+                groups.stand_for(work_folder(url), url)
                 replaced[at] = str(work_folder(url))
             if word in _READ:
                 replaced[at] = str(_copy(word, arguments[0], url, Path(folder, str(at))))
@@ -57,7 +57,7 @@ def _copy(word: str, subcommand: str, url: str, into: Path) -> Path:
     match = _CHECKPOINT.fullmatch(url) if word == "checkpoint" else None
     run = match["run"] if match else url
     folder = into / run.rpartition("/")[2]
-    groups.urls[folder] = run
+    groups.stand_for(folder, run)
     remote = Remote(run)
     there = remote.sizes()
     for name in there:
