@@ -24,7 +24,7 @@ OWN = {
     "engines": "the clusters slurm, ray and kubernetes, and the command submit",
     "keras3": "models of Keras 3",
     "recsys": "models and metrics of recommenders",
-    "runs": "sweeps, commands on runs, completion, and the trackers mlflow and wandb",
+    "runs": "sweeps, commands on runs, runs at URLs, completion, and the trackers mlflow and wandb",
     "tables": "tables in files, and the command data",
     "virtual": "clusters in virtual time",
 }

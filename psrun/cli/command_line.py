@@ -612,10 +612,13 @@ def _with_local_folder(arguments: Sequence[str]) -> list[str]:
         key = key_of(argument)
         value = argument.partition("=")[2]
         is_url = key in ("hydra.run.dir", "resume") and "://" in value
-        if not is_url or groups.is_sweep(arguments) or parts.stores() is None:
+        if not is_url or groups.is_sweep(arguments):
             local.append(argument)
         elif key == "resume" or not groups.prints_something(arguments):
-            local.append(f"{key}={quoted(parts.stores().begin(unquoted(value), key))}")
+            stores = parts.stores()
+            if stores is None:
+                raise ConfigError([parts.without_part(key)])
+            local.append(f"{key}={quoted(stores.begin(unquoted(value), key))}")
     return local
 
 

@@ -34,6 +34,8 @@ def alone(monkeypatch, tmp_path):
         (["report", "runs"], "psrun/runs"),
         (["data", "inspect", "a.csv"], "psrun/tables"),
         (["submit", "slurm"], "psrun/engines"),
+        (["hydra.run.dir=s3://bucket/run"], "psrun/runs"),
+        (["resume=s3://bucket/run"], "psrun/runs"),
     ],
 )
 def test_a_command_of_a_missing_part_is_refused_with_its_name(alone, monkeypatch, arguments, named):
