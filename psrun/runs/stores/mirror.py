@@ -97,9 +97,7 @@ class Mirror:
             path.unlink(missing_ok=True)
             try:
                 os.link(self._checkpoints.folder / file, path)
-            except FileNotFoundError:
-                raise
-            except OSError:  # a disk without hard links
+            except OSError:  # a disk without hard links; if the file is gone, the copy raises it again
                 shutil.copy2(self._checkpoints.folder / file, path)
             held.append(path)
         return held
