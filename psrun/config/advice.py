@@ -80,7 +80,7 @@ def for_key(key: str, keys: Collection[str], composed: Mapping[str, Any], argume
 
 
 def for_argument(key: str, target: str, arguments: Sequence[str]) -> str:
-    """The suggestion for a key that the callable of its choice may take as an argument; empty if it takes none such.
+    """The suggestion for a key that the callable of its choice may take as an argument; empty if it does not.
 
     Args:
       target: the dotted name of the callable.
@@ -89,8 +89,10 @@ def for_argument(key: str, target: str, arguments: Sequence[str]) -> str:
     group, _, name = key.rpartition(".")
     parameters = targets.parameters_of(target).keys() - targets.PROVIDED
     if name not in parameters:
-        meant = schema.near(name, parameters)
-        return f"Did you mean +{group}.{meant}? {target} takes {meant}" if meant else ""
+        if meant := schema.near(name, parameters):
+            return f"Did you mean +{group}.{meant}? {target} takes {meant}"
+        if not targets.may_take_more(target):
+            return ""
     argument = f"{key}=..."
     choice = None
     for each in arguments:
@@ -98,6 +100,8 @@ def for_argument(key: str, target: str, arguments: Sequence[str]) -> str:
             argument = each
         if each.startswith(f"{group}="):
             choice = each.partition("=")[2]
+    if name not in parameters:
+        return f"If {target} takes {name}, write +{argument}"
     file = groups.choices(arguments).get(group, {}).get(choice or "")
     where = "" if file is None or file.is_relative_to(groups.CONF) else f", or add {name} to {files.from_here(file)}"
     return f"{target} takes {name}; write +{argument}{where}"

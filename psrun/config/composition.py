@@ -669,8 +669,8 @@ def _with_guess(problem: Problem, composed: dict[str, Any], arguments: Sequence[
     keys = [k for k in node if k not in hidden] if isinstance(node, dict) else []
     if name == "_target_" and parent in _OWN_CHOICES:
         return Problem(problem.key, f"{problem.message} To use your own callable, set {parent}={_OWN_CHOICES[parent]}.")
-    if isinstance(node, dict) and not schema.is_near(name, keys):
-        advised = advice.for_argument(problem.key, str(node.get("_target_")), arguments)
+    if isinstance(node, dict) and "_target_" in node and not schema.is_near(name, keys):
+        advised = advice.for_argument(problem.key, str(node["_target_"]), arguments)
         if advised:
             return Problem(problem.key, f"{problem.message} {advised}")
     return Problem(problem.key, problem.message + advice.for_key(problem.key, keys, composed, arguments))

@@ -317,6 +317,13 @@ def parameters_of(name: str) -> dict[str, bool]:
     return {argument.arg: default is None for argument, default in _arguments(function)}
 
 
+def may_take_more(name: str) -> bool:
+    """Whether a callable may take arguments beside `parameters_of`: its source is not available, or says so."""
+    definition = _definition(Target(name, {}, ""), [])
+    function = None if definition is None else _function_of(definition)
+    return function is None or function.args.kwarg is not None
+
+
 def checked_by(target: Target) -> str | None:
     """The dotted name in `checked_by` of a class, or in `CHECKED_BY` beside a function; None without one.
 

@@ -56,7 +56,7 @@ COMMAND_LINES = [
 COMPOSED = {
     "keys that do not exist": [
         "modle=dense", "trainer.epoch=2", "partitioner.num_shards=3", "trainer._target_=mine.loop", "learning_rate=0.1",
-        "optimizer.lr=0.1",
+        "optimizer.lr=0.1", "optimizer.clipnorm=1",
     ],
     "keys that are added or deleted": ["+seed=3", "++seeds=3", "+model.unit=3", "~seeds", "~model.loss", "~seed=2"],
     "a name that is a path": ["run.name=runs/first"],
