@@ -4,8 +4,9 @@
     python dlrm_in_pytorch.py exported examples.npz EPOCHS STEPS BATCH_SIZE
     psrun checkpoint import exported --to runs/BACK
 
-`examples.npz` has the features by name, in the order of the data, and `label`. Batch n has the examples from n times
-BATCH_SIZE on: this is the order in which the data source of the run must read them, too.
+`examples.npz` has the features by name, in the order of the data, and `label`; `numbers` is the matrix that the network
+gets. Batch n has the examples from n times BATCH_SIZE on: this is the order in which the data source of the run must
+read them, too. STEPS is the number of steps of an epoch of the run.
 """
 
 import json
@@ -55,7 +56,25 @@ def sgd(values, slots, gradient, constants, step):
     values -= constants["learning_rate"] * gradient
 
 
-UPDATES = {"SparseAdagrad": adagrad, "RowwiseAdagrad": rowwise_adagrad, "LazyAdam": lazy_adam, "SparseSGD": sgd}
+OF_TABLES = {"SparseAdagrad": adagrad, "RowwiseAdagrad": rowwise_adagrad, "LazyAdam": lazy_adam, "SparseSGD": sgd}
+# Each step uses all of a dense weight: there, lazy Adam is Adam.
+OF_DENSE = {**OF_TABLES, "Adagrad": adagrad, "Adam": lazy_adam}
+
+
+class Optimizer:
+    """What `updates` do by a description of an optimizer."""
+
+    def __init__(self, description, updates):
+        if description["formula"] is None or description["class"] not in updates:
+            raise SystemExit(f"this example does not have the formula of {description['class']}")
+        if isinstance(description["constants"]["learning_rate"], dict):
+            raise SystemExit("this example has no schedules of learning rates")
+        if any(description["constants"].get(name) for name in ("clipnorm", "clipvalue", "global_clipnorm")):
+            raise SystemExit("this example does not clip gradients")
+        self.constants, self.apply = description["constants"], updates[description["class"]]
+
+    def update(self, values, slots, gradient, step):
+        self.apply(values, slots, gradient, self.constants, step)
 
 
 # -- the model
@@ -71,6 +90,16 @@ def ids_of(folder, rule, words):
     ids = {json.loads(line): number for number, line in enumerate(lines, 1)}
     texts = [word.decode() if isinstance(word, bytes) else word for word in words.ravel().tolist()]
     return torch.tensor([ids.get(text, 0) for text in texts])
+
+
+def check(folder, about, examples):
+    """Ends the program if the features are not those of the run, or the network would get other numbers."""
+    names = {name for table in about["tables"].values() for name in table["features"]} | {"numbers", "label"}
+    if names != examples.keys():
+        raise SystemExit(f"the examples have {', '.join(sorted(examples))}; they must have {', '.join(sorted(names))}")
+    data = json.loads((folder / "run" / "run.json").read_text(encoding="utf-8")).get("data", {})
+    if scales := data.get("scales"):
+        raise SystemExit(f"psrun has standardized {', '.join(scales)} (scales in run/run.json); this example does not")
 
 
 def logits_of(numbers, rows, weights):
@@ -90,13 +119,12 @@ def logits_of(numbers, rows, weights):
 class Training:
     """A training that goes on where the export was made. Its tensors share the memory of the files of the export."""
 
-    def __init__(self, folder, examples, updates=UPDATES):
+    def __init__(self, folder, examples, of_tables=OF_TABLES, of_dense=OF_DENSE):
         self.folder = Path(folder)
         self.about, tables, others = read(folder, "r+")
-        optimizer = self.about["optimizer"]
-        if optimizer["formula"] is None or optimizer["class"] not in updates:
-            raise SystemExit(f"this example does not have the formula of {optimizer['class']}")
-        self.update, self.constants = updates[optimizer["class"]], optimizer["constants"]
+        check(self.folder, self.about, examples)
+        self.optimizer = Optimizer(self.about["optimizer"], of_dense)
+        self.table_optimizer = Optimizer(self.about["table_optimizer"] or self.about["optimizer"], of_tables)
         self.iteration = others.pop("iteration")
         self.tables = {}
         for name, table in tables.items():
@@ -131,11 +159,11 @@ class Training:
         with torch.no_grad():
             for table, distinct, leaf in used:
                 part = {key: each[distinct] for key, each in table.items()}
-                self.update(part["rows"], part, leaf.grad, self.constants, step)
+                self.table_optimizer.update(part["rows"], part, leaf.grad, step)
                 for key, each in part.items():
                     table[key][distinct] = each
             for name, each in weights.items():
-                self.update(self.weights[name], self.slots[name], each.grad, self.constants, step)
+                self.optimizer.update(self.weights[name], self.slots[name], each.grad, step)
         return loss.item()
 
     def epochs(self, epochs, steps, batch_size):
@@ -157,6 +185,8 @@ class Training:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 6:
+        raise SystemExit(__doc__)
     with np.load(sys.argv[2]) as archive:
         examples = dict(archive)
     for number, loss in enumerate(Training(sys.argv[1], examples).epochs(*map(int, sys.argv[3:6])), 1):

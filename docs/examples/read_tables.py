@@ -20,6 +20,8 @@ def tensors(file, mode="r"):
 
     With the mode "r+", an assignment such as `tensors(file, "r+")["rows"][:] = values` writes into the file.
     """
+    if Path(file).suffix != ".safetensors":
+        raise SystemExit(f"{file} is no safetensors: read npz with numpy.load, and parquet with pyarrow")
     with open(file, "rb") as opened:
         size = int.from_bytes(opened.read(8), "little")
         header = json.loads(opened.read(size))
@@ -35,7 +37,8 @@ def tensors(file, mode="r"):
 def read(folder, mode="r"):
     """The description of a checkpoint, its tables by name ("rows" and slots), and all other values by name.
 
-    Row i of a table is of the id i. `about["optimizer"]` has the class, the constants and the formula.
+    Row i of a table is of the id i. `about["optimizer"]` has the class, the constants and the formula, and so has
+    `about["table_optimizer"]` if tables have another one; else it is None.
     """
     folder = Path(folder)
     about = json.loads((folder / "psrun-checkpoint.json").read_text())
@@ -45,7 +48,7 @@ def read(folder, mode="r"):
 
 if __name__ == "__main__":
     about, tables, dense = read(sys.argv[1])
-    print("step", about["step"], about["optimizer"])
+    print("step", about["step"], about["optimizer"], about["table_optimizer"])
     for name, table in tables.items():
         print(name, {tensor: values.shape for tensor, values in table.items()})
     for name, values in dense.items():

@@ -31,6 +31,7 @@ OPTIMIZERS = {
     "rowwise_adagrad": ("optimizer.learning_rate=0.1",),
     "lazy_adam": ("optimizer.learning_rate=0.01",),
     "sparse_sgd": ("optimizer.learning_rate=0.5",),
+    "adam": ("optimizer.learning_rate=0.01", "table_optimizer=rowwise_adagrad", "table_optimizer.learning_rate=0.1"),
 }
 
 
@@ -57,7 +58,7 @@ def test_a_run_goes_on_in_pytorch_and_back(train, example, optimizer):
     assert commands.main(["export", checkpoint, "--to", str(out)]) == ExitCode.DONE
     if optimizer == "sparse_adagrad":
         outside = {"SparseAdagrad": example.adagrad_of_torch}
-        training = example.Training(shutil.copytree(out, otherwise), baskets.examples(), outside)
+        training = example.Training(shutil.copytree(out, otherwise), baskets.examples(), outside, outside)
         difference = training.epochs(THERE, STEPS, baskets.BATCH_SIZE) - expected[HERE : HERE + THERE]
         assert np.abs(difference).max() > 1e-3  # what the guide says of an epsilon outside of the root
     there = example.Training(out, baskets.examples()).epochs(THERE, STEPS, baskets.BATCH_SIZE)
@@ -67,6 +68,33 @@ def test_a_run_goes_on_in_pytorch_and_back(train, example, optimizer):
     train(*pieces, "cluster=none", into=folder)
     np.testing.assert_allclose(losses(folder), expected[-BACK:], atol=1e-5)
     check_equal(variables(folder), variables(whole), atol=1e-5)
+
+
+DESCRIPTION = {"class": "LazyAdam", "constants": {"learning_rate": 0.1}, "formula": "..."}
+REFUSED = {
+    "formula of SparseFtrl": {"class": "SparseFtrl"},
+    "formula of LazyAdam": {"formula": None},  # with options that change it
+    "no schedules": {"constants": {"learning_rate": {"class_name": "CosineDecay"}}},
+    "does not clip": {"constants": {"learning_rate": 0.1, "clipnorm": 1.0}},
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_the_example_refuses_what_it_would_do_otherwise(example, message):
+    with pytest.raises(SystemExit, match=message):
+        example.Optimizer({**DESCRIPTION, **REFUSED[message]}, example.OF_TABLES)
+
+
+def test_the_example_refuses_other_features_and_standardized_numbers(example, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").write_text('{"data": {"scales": {"age": {"mean": 40.0}}}}')
+    about = {"tables": {"user": {"features": {"user": {}}}}}
+    features = dict.fromkeys(("numbers", "user", "label"))
+    with pytest.raises(SystemExit, match="has standardized age"):
+        example.check(tmp_path, about, features)
+    del features["user"]
+    with pytest.raises(SystemExit, match="the examples have label, numbers; they must have label, numbers, user"):
+        example.check(tmp_path, about, features)
 
 
 @pytest.mark.parametrize(
