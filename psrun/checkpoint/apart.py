@@ -157,11 +157,13 @@ def split(
       lengths: the names of those that are lengths of lists.
 
     Raises:
-      ConfigError: the network looks nothing up, uses a table otherwise than by look-ups, or looks it up in a branch.
+      ConfigError: the network looks nothing up, uses a table otherwise than by look-ups, looks it up in a branch, or
+        computes ids from rows of a table.
     """
     known = embeddings.described(network, {})
     look_ups: dict[str, LookUp] = {}
     within: set[str] = set()  # tables with look-ups within branches and loops
+    unknown: list[tuple[str, tf.Tensor]] = []  # tables, and what stands for their vectors, which `rows` does not have
 
     def rows(features: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         found: dict[str, tf.Tensor] = {}
@@ -171,6 +173,7 @@ def split(
             num_rows, dim = variable.shape
             table = name_of(variable).rpartition("/")[0]
             no_vectors = tf.zeros([tf.size(positions), dim], variable.dtype)
+            unknown.append((table, no_vectors))
             if positions.graph is not graph:
                 within.add(table)
                 return no_vectors
@@ -187,9 +190,11 @@ def split(
         return found
 
     rows_function = tf.function(rows, input_signature=[dict(specs)])
-    rows_function.get_concrete_function()
+    reached = _reached(rows_function.get_concrete_function())
     if within:
         raise _not_apart(f"looks rows of {min(within)} up within a branch or a loop")
+    if read := [table for table, no_vectors in unknown if id(no_vectors.op) in reached]:
+        raise _not_apart(f"computes ids from rows of {read[0]}")
     if not look_ups:
         raise _not_apart("looks nothing up in a table of psrun's layers or of tf-keras' Embedding")
     vectors = {name: each.vectors for name, each in look_ups.items()}
@@ -254,19 +259,22 @@ def _flat(vectors: tf.Tensor, ids: Any) -> tf.Tensor:
 
 def _used(function: Any, specs: Mapping[str, tf.TensorSpec]) -> set[str]:
     """The names of the inputs of a traced function whose values, not only their shapes, its outputs depend on."""
-    names = {id(tensor.op): name for name, tensor in zip(sorted(specs), function.inputs)}
-    used = set()
-    seen = set()
+    reached = _reached(function)
+    return {name for name, tensor in zip(sorted(specs), function.inputs) if id(tensor.op) in reached}
+
+
+def _reached(function: Any) -> set[int]:
+    """The `id` of each operation of a traced function whose values, not only their shapes, its outputs depend on."""
+    reached = set()
     waiting = [tensor.op for tensor in function.outputs]
     while waiting:
         operation = waiting.pop()
-        if id(operation) in seen:
+        if id(operation) in reached:
             continue
-        seen.add(id(operation))
-        used.add(names.get(id(operation), ""))
+        reached.add(id(operation))
         if operation.type not in _ONLY_SHAPE:
             waiting += [tensor.op for tensor in operation.inputs]
-    return used
+    return reached
 
 
 def _hash_tables(network: tf_keras.Model) -> list[Any]:

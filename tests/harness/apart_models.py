@@ -51,6 +51,14 @@ class Sum(tf_keras.layers.Layer):
         return tf.reduce_sum(inputs, 1, keepdims=True) * tf.reduce_sum(self.table.embeddings)
 
 
+def chained(source: Any) -> tf_keras.Model:
+    """A table whose ids are computed from the rows of another one."""
+    ids = tf_keras.Input((4,), dtype=tf.int64, name="ids")
+    closest = tf_keras.layers.Lambda(lambda rows: tf.argmax(rows, -1))(layers.Embedding(50, 3, name="first")(ids))
+    looked_up = tf_keras.layers.Flatten()(layers.Embedding(3, 2, name="second")(closest))
+    return tf_keras.Model({"ids": ids}, tf_keras.layers.Dense(1)(looked_up))
+
+
 def branching(source: Any) -> tf_keras.Model:
     """A table that is looked up in a branch."""
     ids = tf_keras.Input((4,), dtype=tf.int64, name="ids")

@@ -107,6 +107,8 @@ def test_tables_and_dense_part_predict_as_the_whole(train, tmp_path, monkeypatch
     [
         (("model=embedding", *TABLED, "model._target_=apart_models.tied", "optimizer=adagrad"),
          "export.tables: is apart, but the model uses embedding/embeddings otherwise"),
+        (("model=embedding", *TABLED, "model._target_=apart_models.chained", "optimizer=adagrad"),
+         "export.tables: is apart, but the model computes ids from rows of first"),
         (("model=embedding", *TABLED, "model._target_=apart_models.branching", "optimizer=adagrad"),
          "export.tables: is apart, but the model looks rows of .*embedding up within a branch"),
         (("model=dense", *SMALL["regression"]), "export.tables: is apart, but the model looks nothing up"),
