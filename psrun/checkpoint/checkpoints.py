@@ -37,7 +37,7 @@ from psrun.program.compiled_model import Program, check_monitored_metric
 from psrun.results.events import LEARNING_RATES
 from psrun.tf_internals import checkpoints, messages, names
 from psrun.tf_internals.checkpoints import VALUE_SUFFIX, TableView, point_to, values_in_checkpoint
-from psrun.tf_internals.keras import CLIPS, layers_within, parts_of, unscaled
+from psrun.tf_internals.keras import CLIPS, DENSE_OPTIMIZER, TABLE_OPTIMIZER, layers_within, parts_of, unscaled
 from psrun.tf_internals.strategies import shards_of, variables_of
 
 _LINK_NAME = "checkpoint"
@@ -112,7 +112,8 @@ class _Value:
     Attributes:
       key: in checkpoints that are written here.
       holder: the variable, whole or in shards, or the table.
-      has_name: whether it goes by the name of the variable or table; else by its key.
+      has_name: whether it goes by the name of the variable or table; else by its key, a learning rate of dense weights
+        by the key that it has of one optimizer for all variables.
     """
 
     key: str
@@ -131,6 +132,8 @@ def _named_values(holders: Mapping[str, Any], variables: Sequence[Any]) -> dict[
     for key, holder in holders.items():
         has_name = isinstance(holder, TableView) or all(id(each) in variable_ids for each in shards_of([holder]))
         name = name_of(holder) if has_name else key
+        if _RATE.fullmatch(name):
+            name = name.replace(f"/{DENSE_OPTIMIZER}/", "/")
         if name in values:
             name = key
         values[name] = _Value(key, holder, has_name)
@@ -206,7 +209,7 @@ class LogicalCheckpoint:
         # TensorFlow's way, by the places of objects, also finds what has no name; it does not know the tables in slots.
         there = contents.keys
         own = self.keys
-        moved = [name for name, key in own.items() if there.get(name) != key and not _RATE.fullmatch(name)]
+        moved = [name for name, key in own.items() if there.get(name, key if _RATE.fullmatch(name) else None) != key]
         if not self._stacked and not moved and not without:
             self._restore_objects(prefix, there)
             return
@@ -391,8 +394,14 @@ class Checkpoints:
             if anew and isinstance(self._optimizers[-1], tf_keras.optimizers.Ftrl):
                 message = f"would lose the tables of {path}: FTRL computes a row from its slots, which start anew"
                 raise ConfigError([Problem("table_optimizer", f"{message}; choose another one, or start a new run")])
+            rates: set[str] = set()
+            if checkpoint.contents.table_optimizer != self._contents.table_optimizer:
+                # As configured: the rate in the checkpoint is of another optimizer.
+                rates = {
+                    name for name in self._checkpoint.keys if f"/{TABLE_OPTIMIZER}/" in name and _RATE.fullmatch(name)
+                }
             try:
-                self._checkpoint.restore(path, checkpoint.contents, without=anew)
+                self._checkpoint.restore(path, checkpoint.contents, without=anew | rates)
             except (tf.errors.NotFoundError, tf.errors.DataLossError, tf.errors.OutOfRangeError) as error:
                 raise CheckpointError(
                     f"the chief can read {path}, but another task cannot ({error}); mount the same run folder in all "

@@ -29,7 +29,10 @@ FTRL_LINEARS = "_linears"
 # (tf-keras 2.21).
 UPDATE_METHOD = "_internal_apply_gradients"
 CLIPS = ("clipnorm", "clipvalue", "global_clipnorm")
-_PARTS = ("dense_optimizer", "table_optimizer")  # of a composite optimizer
+DENSE_OPTIMIZER, TABLE_OPTIMIZER = _PARTS = (
+    "dense_optimizer",
+    "table_optimizer",
+)  # attributes of a composite optimizer
 
 
 class SlotOptimizer(tf_keras.optimizers.Optimizer):

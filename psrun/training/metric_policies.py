@@ -99,7 +99,8 @@ def metric_policies(program: Program, reporter: Reporter, folder: RunFolder) -> 
     configured = None
     if config.reduce_lr.metric is not None:
         check_monitored_metric("reduce_lr.metric", config.reduce_lr.metric, program)
-        configured = [_changeable_rate(part) for part in keras.parts_of(program.optimizer)]
+        parts = keras.parts_of(program.optimizer)
+        configured = [[type(part).__name__, _changeable_rate(part)] for part in parts]
     return MetricPolicies(program, reporter, folder, configured)
 
 
@@ -126,10 +127,11 @@ class MetricPolicies:
     patience and the learning rate of that moment. The evaluator task itself stops the training for its own metrics.
 
     Args:
-      configured: the configured learning rates of `keras.parts_of`, if they may be lowered; None otherwise.
+      configured: the classes and the configured learning rates of `keras.parts_of`, if these may be lowered; None
+        otherwise.
     """
 
-    def __init__(self, program: Program, reporter: Reporter, folder: RunFolder, configured: list[float] | None) -> None:
+    def __init__(self, program: Program, reporter: Reporter, folder: RunFolder, configured: list[Any] | None) -> None:
         config = program.config
         self._optimizers = keras.parts_of(program.optimizer)
         self._reporter = reporter

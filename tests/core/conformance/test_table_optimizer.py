@@ -13,9 +13,11 @@ import two_optimizers
 from outcomes import check_equal, events
 from support import SAME
 
-from psrun.checkpoint.storage import Store
+from psrun.checkpoint.checkpoints import logical_checkpoint
+from psrun.checkpoint.storage import Contents, Store
 from psrun.errors import ConfigError
 from psrun.results.run_folder import RunFolder
+from psrun.tf_internals.keras import CompositeOptimizer, parts_of
 
 pytestmark = pytest.mark.inprocess
 
@@ -25,6 +27,7 @@ ONE = "trainer.steps_per_execution=1"
 SYNC = ("consistency=sync", ONE)
 DECAY = "{{_target_: tf_keras.optimizers.schedules.ExponentialDecay, initial_learning_rate: {}, decay_steps: {}, "
 DECAY += "decay_rate: 0.5}}"
+LOWER = ("reduce_lr.metric=loss", "reduce_lr.mode=min", "reduce_lr.patience=1", "reduce_lr.min_delta=99")
 ANEW = "the slots of tables start anew"
 
 
@@ -147,6 +150,35 @@ def test_each_example_is_applied_once_by_each_optimizer(train, mode):
 # -- checkpoints
 
 
+def _sgd(*, two: bool) -> Any:
+    one = tf_keras.optimizers.SGD(0.5)
+    return (
+        CompositeOptimizer(one, tf_keras.optimizers.SGD(0.25), lambda variable: "table" in variable.name)
+        if two
+        else one
+    )
+
+
+@pytest.mark.parametrize("with_dense", [False, True])
+@pytest.mark.parametrize("two", [False, True])
+def test_the_rate_of_dense_weights_is_one_value_for_one_optimizer_and_for_two(two, with_dense, tmp_path):
+    """Also where all else has the same keys: a callback may have lowered it."""
+    inputs = tf_keras.Input((2,))
+    outputs = tf_keras.layers.Flatten()(tf_keras.layers.Embedding(3, 2, name="table")(inputs))
+    network = tf_keras.Model(inputs, tf_keras.layers.Dense(1)(outputs) if with_dense else outputs)
+    before, after = _sgd(two=two), _sgd(two=not two)
+    for optimizer in (before, after):
+        optimizer.build(network.trainable_variables)
+    before.learning_rate = 0.125
+    first, second = logical_checkpoint(network, before), logical_checkpoint(network, after)
+    saving = first.saving()
+    saving.stage(copies=False)
+    saving.write(str(tmp_path / "first"))
+    second.restore(str(tmp_path / "first"), Contents.of("SGD", [], first.keys))
+    rates = [float(part.learning_rate) for part in parts_of(after)]
+    assert rates == ([0.125] if two else [0.125, 0.25])
+
+
 def test_a_run_goes_on_in_another_layout(train, tmp_path):
     """In the middle, and from one optimizer to two: dense slots and the step go on, the slots of tables start anew."""
     rowwise = two_optimizers.Rowwise()
@@ -200,8 +232,7 @@ def test_tables_of_a_stack_start_anew_and_go_on_as_single_tables_do(train):
 
 
 def test_the_rates_of_both_fall_and_a_resumed_run_has_them(train):
-    lower = ("reduce_lr.metric=loss", "reduce_lr.mode=min", "reduce_lr.patience=1", "reduce_lr.min_delta=99")
-    run = (*two_optimizers.ARGUMENTS, *ROWWISE, *lower, "cluster=none")
+    run = (*two_optimizers.ARGUMENTS, *ROWWISE, *LOWER, "cluster=none")
     _, folder = train(*run, "trainer.epochs=2")
     _, folder = train(*run, "trainer.epochs=3", into=folder)
     rates = [(event["learning_rate"], event["table_learning_rate"]) for event in events(folder, "epoch")]
@@ -212,3 +243,19 @@ def test_the_rates_of_both_fall_and_a_resumed_run_has_them(train):
     train(*run, "table_optimizer.learning_rate=0.1", "trainer.epochs=4", into=folder)
     last = events(folder, "epoch")[-1]
     assert (last["learning_rate"], last["table_learning_rate"]) == pytest.approx((0.0025, 0.1))
+
+
+@pytest.mark.parametrize(
+    ("then", "expected"),
+    [
+        (("table_optimizer.learning_rate=0.05",), 0.05),
+        (("table_optimizer.learning_rate=0.05", *LOWER), 0.05),
+        (("~table_optimizer.learning_rate",), 0.001),
+    ],
+)
+def test_another_optimizer_of_tables_begins_with_its_own_rate(train, then, expected):
+    run = (*two_optimizers.ARGUMENTS, *ADAM, "cluster=none")
+    _, folder = train(*run, *ROWWISE[2:], *LOWER, "trainer.epochs=3")
+    train(*run, "table_optimizer=sparse_adagrad", *then, "trainer.epochs=4", into=folder)
+    last = events(folder, "epoch")[-1]
+    assert (last["learning_rate"], last["table_learning_rate"]) == pytest.approx((0.0025, expected))
