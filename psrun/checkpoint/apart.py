@@ -19,7 +19,7 @@ import tf_keras
 from psrun.errors import ConfigError, Problem
 from psrun.layers import EmbeddingCollection, lookup
 from psrun.layers.collection import EMBEDDINGS, StackFetch
-from psrun.layers.lookup import GivenRows
+from psrun.layers.lookup import EmbeddingLayer, GivenRows
 from psrun.program import embeddings
 from psrun.program.adapters import AdaptedModel
 from psrun.tf_internals import keras
@@ -85,24 +85,18 @@ def without_memory() -> Iterator[None]:
 
 def tables_of(network: tf_keras.Model) -> dict[str, Any]:
     """The variables of tables that are looked up by psrun's layers or by tf-keras' Embedding, by their names."""
-    variables = []
-    for layer in _layers(network):
-        if isinstance(layer, EmbeddingCollection):
-            variables += [stack.variable for stack in layer.stacks]
-        else:
-            variables.append(layer.embeddings)
-    return {name_of(variable): variable for variable in variables}
+    return {name_of(variable): variable for layer, variable in embeddings.held_tables(network) if _is_answered(layer)}
 
 
-def _layers(network: tf_keras.Model) -> list[Any]:
-    own = [each for each in keras.layers_within(network) if type(each) is tf_keras.layers.Embedding]
-    return [*embeddings.embedding_layers(network), *own]
+def _is_answered(layer: Any) -> bool:
+    """Whether `_answered` knows how the layer looks up: not of a user's subclass of tf-keras' Embedding."""
+    return isinstance(layer, EmbeddingLayer) or type(layer) is tf_keras.layers.Embedding
 
 
 @contextlib.contextmanager
 def _answered(network: tf_keras.Model, answer: _Answer) -> Iterator[None]:
     """In this context the network looks nothing up, but gets vectors from `answer`."""
-    layers = _layers(network)
+    layers = [layer for layer in keras.layers_within(network) if _is_answered(layer)]
     try:
         for layer in layers:
             if type(layer) is tf_keras.layers.Embedding:

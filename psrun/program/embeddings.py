@@ -25,6 +25,7 @@ from psrun.program.adapters import AdaptedModel
 from psrun.tf_internals import keras
 from psrun.tf_internals.messages import outside_lookup
 from psrun.tf_internals.names import name_of
+from psrun.tf_internals.strategies import shards_of
 
 
 @dataclass(frozen=True)
@@ -41,14 +42,27 @@ def embedding_layers(network: tf_keras.Model) -> list[EmbeddingLayer]:
     return [layer for layer in keras.layers_within(network) if isinstance(layer, EmbeddingLayer)]
 
 
-def tables_of(network: tf_keras.Model) -> list[Any]:
-    """The trained weights of embedding layers, known by their type: variables, and shards of them.
+def held_tables(network: tf_keras.Model) -> Iterator[tuple[tf_keras.layers.Layer, Any]]:
+    """The variables of the tables of embedding layers, known by their type, each with its layer.
 
-    Call when the network is built.
+    A layer has other variables too, if its class is a user's own; it has none before it is built.
     """
-    kinds = (tf_keras.layers.Embedding, EmbeddingLayer)
-    layers = [layer for layer in keras.layers_within(network) if isinstance(layer, kinds)]
-    tables = [variable for layer in layers for variable in layer.trainable_weights]
+    for layer in keras.layers_within(network):
+        if isinstance(layer, EmbeddingCollection):
+            held = [stack.variable for stack in layer.stacks]
+        elif isinstance(layer, EmbeddingLayer | tf_keras.layers.Embedding):
+            held = [getattr(layer, EMBEDDINGS, None)]
+        else:
+            continue
+        yield from ((layer, variable) for variable in held if variable is not None)
+
+
+def tables_of(network: tf_keras.Model) -> list[Any]:
+    """The trained ones of `held_tables`: variables, and shards of them. Call when the network is built."""
+    tables = []
+    for layer, variable in held_tables(network):
+        shards = {id(shard) for shard in shards_of([variable])}
+        tables += [each for each in layer.trainable_weights if id(each) in shards]
     return tables + network.looked_up() if isinstance(network, AdaptedModel) else tables
 
 
@@ -58,11 +72,6 @@ def table_names(network: tf_keras.Model) -> list[str]:
     for stack in stacks_of(network):
         names.pop(stack.variable_name, None)
     return [*names, *sorted(tables_in(network))]
-
-
-def is_table(network: tf_keras.Model, variable: Any) -> bool:
-    """Whether a variable, or a shard of one, is among `tables_of`."""
-    return any(variable is table for table in tables_of(network))
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ def make_optimizer(run: RunConfig, network: tf_keras.Model) -> Any:
     if problems:
         raise ConfigError(problems)
     dense, tables = made
-    optimizer = keras.CompositeOptimizer(dense, tables, lambda variable: embeddings.is_table(network, variable))
+    optimizer = keras.CompositeOptimizer(dense, tables, lambda variables: embeddings.tables_of(network))
     prepare(optimizer, run, "optimizer")
     return optimizer
 

@@ -34,6 +34,8 @@ DENSE_OPTIMIZER, TABLE_OPTIMIZER = _PARTS = (
     "table_optimizer",
 )  # attributes of a composite optimizer
 
+_Choice = Callable[[Sequence[Any]], Iterable[Any]]
+
 
 class SlotOptimizer(tf_keras.optimizers.Optimizer):
     """For optimizers that make the slots of tf-keras' optimizers themselves, and take sparse gradients as they are.
@@ -78,20 +80,21 @@ class CompositeOptimizer(SlotOptimizer):
     the one of dense weights (tf-keras 2.21).
 
     Args:
-      is_table: whether a variable, or a shard of one, is a table; asked when the optimizer is built.
+      tables_among: of the variables and shards that the optimizer is built for, those that are tables; it may return
+        others besides.
 
     Attributes:
       parts: the optimizer of dense weights, and the one of tables.
     """
 
-    def __init__(self, dense_optimizer: Any, table_optimizer: Any, is_table: Callable[[Any], bool]) -> None:
+    def __init__(self, dense_optimizer: Any, table_optimizer: Any, tables_among: _Choice) -> None:
         clips = {name: getattr(dense_optimizer, name) for name in CLIPS}
         jit_compile = dense_optimizer.jit_compile and table_optimizer.jit_compile
         super().__init__("composite", **clips, weight_decay=None, jit_compile=jit_compile)
         self.dense_optimizer = dense_optimizer
         self.table_optimizer = table_optimizer
         self.parts = self.untracked([dense_optimizer, table_optimizer])
-        self._is_table = is_table
+        self._tables_among = tables_among
         self._by_key = self.untracked({})
         for part in self.parts:
             require(part, "_variables", "_iterations")
@@ -110,9 +113,10 @@ class CompositeOptimizer(SlotOptimizer):
         if self.has_slots:
             return
         super().build(var_list)
+        chosen = {id(table) for table in self._tables_among(var_list)}
         dense, tables = list[Any](), list[Any]()
         for variable in var_list:
-            (tables if self._is_table(variable) else dense).append(variable)
+            (tables if id(variable) in chosen else dense).append(variable)
         for part, variables in zip(self.parts, (dense, tables)):
             part.build(variables)
             self._by_key.update((self.variable_key(variable), part) for variable in variables)
@@ -147,7 +151,8 @@ class CompositeOptimizer(SlotOptimizer):
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> CompositeOptimizer:
         dense, tables = (tf_keras.optimizers.deserialize(config[name], custom_objects) for name in _PARTS)
-        return cls(dense, tables, lambda variable: variable.name in config["tables"])
+        names = {*config["tables"]}
+        return cls(dense, tables, lambda variables: [each for each in variables if each.name in names])
 
 
 def parts_of(optimizer: Any) -> list[Any]:

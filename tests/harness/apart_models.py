@@ -34,6 +34,20 @@ def several(source: Any) -> tf_keras.Model:
     return Several()
 
 
+class Shifted(tf_keras.layers.Embedding):
+    """Looks up other ids than it gets: an export has its table in the dense part."""
+
+    def call(self, ids: tf.Tensor) -> tf.Tensor:
+        return super().call((ids + 1) % self.input_dim)
+
+
+def shifted(source: Any) -> tf_keras.Model:
+    ids = tf_keras.Input((4,), dtype=tf.int64, name="ids")
+    both = [layers.Embedding(50, 2)(ids), Shifted(51, 2)(ids)]
+    looked_up = tf_keras.layers.Flatten()(tf_keras.layers.Concatenate()(both))
+    return tf_keras.Model({"ids": ids}, tf_keras.layers.Dense(1)(looked_up))
+
+
 def tied(source: Any) -> tf_keras.Model:
     """The sum of a whole table is an output."""
     ids = tf_keras.Input((4,), dtype=tf.int64, name="ids")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import re
 from typing import Any
 
@@ -25,7 +24,7 @@ from psrun.layers import EmbeddingCollection, Table
 from psrun.layers.collection import Stack, arranged_for
 from psrun.layers.lookup import RowOrder
 from psrun.optimizers.sparse import LazyAdam
-from psrun.program.embeddings import collections, is_table
+from psrun.program.embeddings import collections, tables_of
 from psrun.roles import planner
 from psrun.tf_internals.keras import CompositeOptimizer
 
@@ -137,8 +136,10 @@ def test_every_layout_restores_every_other_bit_by_bit(cluster_spec, tmp_path, tw
         with arranged_for(num_shards), on.scope() if on else contextlib.nullcontext():
             network, optimizer = basket(Basket(), stack=stack), LazyAdam(0.1)
             if two:
-                of_tables = functools.partial(is_table, network)
-                optimizer = CompositeOptimizer(tf_keras.optimizers.Adagrad(0.1), optimizer, of_tables)
+                of_tables = tables_of(network)
+                optimizer = CompositeOptimizer(
+                    tf_keras.optimizers.Adagrad(0.1), optimizer, lambda _, tables=of_tables: tables
+                )
             optimizer.build(network.trainable_variables)
         checkpoint = logical_checkpoint(network, optimizer)
 

@@ -34,6 +34,7 @@ CASES = {
     "Keras 3 with lists": (*KERAS3, "model._target_=keras3_models.lists", "data._target_=list_features.Histories"),
     "ids outside": ("model=embedding", *TABLED, "model._target_=apart_models.several",
                     "optimizer=adagrad"),
+    "own kind of layer": ("model=embedding", *TABLED, "model._target_=apart_models.shifted", "optimizer=adagrad"),
 }  # fmt: skip
 ELSEWHERE = {"din": ("cluster=inprocess", "partitioner=fixed_shards")}  # where tables are stacked and cut
 

@@ -9,6 +9,7 @@ import tf_keras
 from support import run_config
 from user_optimizers import FailsLate, Lamb, Noisy
 
+import psrun.layers
 from psrun.config.groups import CONF
 from psrun.data import loading
 from psrun.errors import ConfigError
@@ -120,12 +121,48 @@ def test_a_model_without_tables_has_no_use_for_an_optimizer_of_tables():
         planned("model=dense", "data=regression", "table_optimizer=ftrl")
 
 
+class _WithBias:
+    """Adds to a layer of look-ups a weight that is no table."""
+
+    def build(self, shape):
+        super().build(shape)
+        self.bias = self.add_weight(name="bias", shape=(2,))
+
+    def call(self, ids):
+        return super().call(ids) + self.bias
+
+
+@pytest.mark.parametrize("kind", [tf_keras.layers.Embedding, psrun.layers.Embedding])
+@pytest.mark.parametrize("trainable", [True, False])
+def test_of_a_layer_of_look_ups_only_its_trained_table_is_a_table(kind, trainable):
+    layer = type("Own", (_WithBias, kind), {})(3, 2, name="own", trainable=trainable)
+    network = tf_keras.Sequential([tf_keras.Input((2,)), layer, tf_keras.layers.Dense(1)])
+    network.unused = kind(3, 2, name="unused")  # has no variable
+    assert embeddings.table_names(network) == (["own/embeddings"] if trainable else [])
+
+
+def test_the_optimizer_asks_once_which_variables_are_tables():
+    tables = [tf.Variable([[1.0]], name=f"table_{number}/embeddings") for number in range(3)]
+    variables = [*tables, tf.Variable([1.0], name="bias")]
+    asked = []
+
+    def tables_among(given):
+        asked.append(len(given))
+        return tables
+
+    optimizer = keras.CompositeOptimizer(tf_keras.optimizers.SGD(1.0), tf_keras.optimizers.SGD(0.5), tables_among)
+    for _ in range(2):
+        optimizer.apply_gradients([(tf.ones_like(variable), variable) for variable in variables])
+    assert asked == [4]
+    assert [float(tf.squeeze(variable)) for variable in variables] == [0.0, 0.0, 0.0, -1.0]
+
+
 def test_rules_for_stale_updates_are_those_of_each():
     fading = ("table_optimizer=sparse_adagrad", "table_optimizer._target_=user_optimizers.Fading")
     (warning,) = planned(*TABLES_CUT[::2], *fading).warnings
     assert warning == "late_rate of Fading is never called; set table_optimizer.staleness_aware=true"
     aware = sparse.SparseSGD(0.5, staleness_aware=True, delay_compensation=0.3)
-    both = keras.CompositeOptimizer(tf_keras.optimizers.SGD(0.5), aware, lambda variable: True)
+    both = keras.CompositeOptimizer(tf_keras.optimizers.SGD(0.5), aware, list)
     assert sparse.is_staleness_aware(both)
     assert sparse.compensation_factor(both) == 0
     with sparse.applying_late(both, tf.constant(2)):
@@ -138,7 +175,7 @@ def test_weight_decay_is_that_of_each_and_a_file_of_keras_has_both(scaled, tmp_p
     table, kernel = tf_keras.layers.Embedding(3, 2, name="table"), tf_keras.layers.Dense(1, name="dense")
     network = tf_keras.Sequential([tf_keras.Input((2,)), table, tf_keras.layers.Flatten(), kernel])
     parts = tf_keras.optimizers.Adam(0.1, weight_decay=0.2), tf_keras.optimizers.SGD(0.5, weight_decay=0.4)
-    optimizer = keras.CompositeOptimizer(*parts, lambda variable: embeddings.is_table(network, variable))
+    optimizer = keras.CompositeOptimizer(*parts, lambda variables: embeddings.tables_of(network))
     if scaled:
         optimizer = tf_keras.mixed_precision.LossScaleOptimizer(optimizer)
     network.compile(optimizer, "mse")
