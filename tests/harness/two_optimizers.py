@@ -78,7 +78,8 @@ def by_numpy(
     *,
     steps: int,
     rate: Callable[[int], float] = lambda step: 0.01,
-    clipnorm: float = np.inf,
+    clip: Callable[[list[np.ndarray]], list[np.ndarray]] = lambda gradients: gradients,
+    decay: float = 0.0,
     ids: np.ndarray = PLACES,
 ) -> dict[str, np.ndarray]:
     """The variables after some steps, dense weights by Adam.
@@ -86,7 +87,8 @@ def by_numpy(
     Args:
       update_table: changes the table by a gradient, in a step from 0.
       rate: the learning rate of Adam in a step.
-      clipnorm: of all gradients together.
+      clip: changes the gradients of the table, the kernel and the bias.
+      decay: of dense weights, in each step times its learning rate.
       ids: the rows of each example.
     """
     rows, weights, bias = table(), kernel(), np.zeros(1)
@@ -96,13 +98,18 @@ def by_numpy(
         error = 2 * (read @ weights + bias - LABELS[:, np.newaxis]) / BATCH
         of_rows = np.zeros_like(rows)
         np.add.at(of_rows, ids, (error @ weights.T).reshape(*ids.shape, DIM))
-        gradients = [of_rows, read.T @ error, error.sum(0)]
-        norm = np.sqrt(sum(np.sum(each**2) for each in gradients))
-        gradients = [each * min(1.0, clipnorm / norm) for each in gradients]
+        gradients = clip([of_rows, read.T @ error, error.sum(0)])
         update_table(rows, gradients[0], step)
         for variable, gradient, adam in zip((weights, bias), gradients[1:], adams):
+            variable -= variable * decay * rate(step)
             adam(variable, gradient, step)
     return {"words/embeddings": rows, "dense/kernel": weights, "dense/bias": bias}
+
+
+def by_norm(gradients: list[np.ndarray], norm: float) -> list[np.ndarray]:
+    """Clips the norm of all gradients together."""
+    own = np.sqrt(sum(np.sum(each**2) for each in gradients))
+    return [each * min(1.0, norm / own) for each in gradients]
 
 
 class Adam:

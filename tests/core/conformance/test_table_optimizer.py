@@ -12,6 +12,7 @@ import tf_keras
 import two_optimizers
 from outcomes import check_equal, events
 from support import SAME
+from two_optimizers import by_norm
 
 from psrun.checkpoint.checkpoints import logical_checkpoint
 from psrun.checkpoint.storage import Contents, Store
@@ -70,11 +71,38 @@ def test_a_run_is_as_by_numpy(train, more, num_workers):
     assert (epoch["learning_rate"], epoch["table_learning_rate"]) == pytest.approx((0.01, 0.05))
 
 
+def _decaying_sgd(rows: np.ndarray, gradient: np.ndarray, step: int) -> None:
+    """All rows lose 0.3 times the learning rate in each step."""
+    rows -= rows * 0.3 * 0.05
+    rows -= gradient * 0.05
+
+
+DECAYING_SGD = ("table_optimizer=sgd", "table_optimizer.learning_rate=0.05", "+table_optimizer.weight_decay=0.3")
+
+
+@pytest.mark.parametrize(
+    ("options", "update_table", "numbers"),
+    [
+        ((*ROWWISE, "+optimizer.clipnorm=0.2"), two_optimizers.Rowwise(),
+         {"clip": lambda gradients: [by_norm([each], 0.2)[0] for each in gradients]}),
+        ((*ROWWISE, "+optimizer.clipvalue=0.1"), two_optimizers.Rowwise(),
+         {"clip": lambda gradients: [np.clip(each, -0.1, 0.1) for each in gradients]}),
+        ((*ROWWISE, "+optimizer.weight_decay=0.3"), two_optimizers.Rowwise(), {"decay": 0.3}),
+        ((*ADAM, *DECAYING_SGD), _decaying_sgd, {}),
+    ],
+    ids=["clipnorm", "clipvalue", "decay of dense weights", "decay of tables"],
+)  # fmt: skip
+def test_all_gradients_are_clipped_as_for_dense_weights_and_each_decays_its_own(train, options, update_table, numbers):
+    expected = two_optimizers.by_numpy(update_table, steps=6, **numbers)
+    _, folder = train(*two_optimizers.ARGUMENTS, *options, "partitioner=fixed_shards", num_workers=1)
+    equal(folder, expected)
+
+
 def test_each_has_its_schedule_and_gradients_are_clipped_together(train):
     """By one worker: of several, Keras takes the norm of the rows before it adds them up."""
     rates = lambda first, steps: lambda step: first * 0.5 ** (step / steps)  # noqa: E731
     rowwise = two_optimizers.Rowwise(rates(0.2, 1))
-    expected = two_optimizers.by_numpy(rowwise, steps=6, rate=rates(0.02, 3), clipnorm=0.5)
+    expected = two_optimizers.by_numpy(rowwise, steps=6, rate=rates(0.02, 3), clip=lambda all: by_norm(all, 0.5))
     both = (
         "optimizer=adam", f"optimizer.learning_rate={DECAY.format(0.02, 3)}", "+optimizer.global_clipnorm=0.5",
         "table_optimizer=rowwise_adagrad", f"table_optimizer.learning_rate={DECAY.format(0.2, 1)}",
