@@ -14,6 +14,7 @@ from psrun import files, parts
 from psrun.config import choices, schema, targets
 from psrun.config.run_config import OF_A_RUN, ModelKeys, RunConfig
 from psrun.errors import Problem
+from psrun.tf_internals.names import CLIPS
 
 # The names of `psrun.metrics.OF_PROBABILITIES`, which imports TensorFlow. Keras has another AUC.
 METRICS_OF_PROBABILITIES = ("auc", "log_loss", "normalized_entropy", "calibration")
@@ -383,7 +384,7 @@ def clips_of_tables(options: Mapping[str, Any]) -> Iterator[Problem]:
     Args:
       options: of the optimizer.
     """
-    for name in ("clipnorm", "clipvalue", "global_clipnorm"):
+    for name in CLIPS:
         if options.get(name):
             message = f"is {options[name]}, for the gradients of tables alone or of all variables; psrun clips all"
             yield Problem(f"table_optimizer.{name}", f"{message}: set optimizer.{name} instead")

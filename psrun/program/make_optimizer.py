@@ -22,6 +22,8 @@ from psrun.config.targets import Target
 from psrun.errors import ConfigError, Problem
 from psrun.program import embeddings, whole_variables
 from psrun.tf_internals import keras
+from psrun.tf_internals.keras import TABLE_OPTIMIZER
+from psrun.tf_internals.names import CLIPS
 
 # Without a function the same optimizer takes another second step: a test compares them.
 _COUNTS_TRACES = (
@@ -45,7 +47,7 @@ def make_optimizer(run: RunConfig, network: tf_keras.Model) -> Any:
 
     Raises:
       ConfigError: one is none of tf-keras, or a legacy one, or cannot be one of two; or its schedule is one of Keras 3;
-        or as `prepare`.
+        or the network has no tables for it, which may be known only when the optimizer is built; or as `prepare`.
     """
     made = [_make_one(target, run) for target in run.optimizers]
     if run.table_optimizer is None:
@@ -54,9 +56,20 @@ def make_optimizer(run: RunConfig, network: tf_keras.Model) -> Any:
     if problems:
         raise ConfigError(problems)
     dense, tables = made
-    optimizer = keras.CompositeOptimizer(dense, tables, lambda variables: embeddings.tables_of(network))
+    if network.built:
+        _trained_tables(network)
+    optimizer = keras.CompositeOptimizer(dense, tables, lambda variables: _trained_tables(network))
     prepare(optimizer, run, "optimizer")
     return optimizer
+
+
+def _trained_tables(network: tf_keras.Model) -> list[Any]:
+    """The tables of a network with variables; raises ConfigError if it has none."""
+    tables = embeddings.tables_of(network)
+    if not tables:
+        message = "has nothing to update: the model has no layer such as Embedding; set table_optimizer=none"
+        raise ConfigError([Problem(TABLE_OPTIMIZER, message)])
+    return tables
 
 
 def _make_one(wanted: Target, run: RunConfig) -> Any:
@@ -88,9 +101,8 @@ def _not_of_two(target: Target, optimizer: Any) -> Iterator[Problem]:
     if methods := keras.own_methods_of_all(optimizer):
         message = f"{kind} overrides {', '.join(methods)}, for the gradients of all variables"
         yield Problem(f"{target.key}._target_", f"{message}; set table_optimizer=none, or override update_step")
-    if target.key == "table_optimizer":
-        options = {name: getattr(optimizer, name) for name in keras.CLIPS}
-        yield from rules.clips_of_tables(options)
+    if target.key == TABLE_OPTIMIZER:
+        yield from rules.clips_of_tables({name: getattr(optimizer, name) for name in CLIPS})
 
 
 def _is_of_keras3(value: Any) -> bool:
@@ -208,24 +220,17 @@ def _to_try(run: RunConfig, network: tf_keras.Model) -> Iterator[_Trial]:
     for target, part in zip(run.optimizers, keras.parts_of(network.optimizer)):
         if "learning_rate" in target.options:
             target = replace(target, options={**target.options, "learning_rate": _RATE_TO_TRY})
-        of_tables = None if run.table_optimizer is None else target.key == "table_optimizer"
+        of_tables = None if run.table_optimizer is None else target.key == TABLE_OPTIMIZER
         yield _Trial(part, functools.partial(_make_one, target, run), target.key, of_tables)
     for optimizer in others_of(network):
         yield _Trial(optimizer, functools.partial(like, optimizer, run))
 
 
 def note_of_two(run: RunConfig, network: tf_keras.Model) -> list[str]:
-    """What each of two optimizers updates; empty with one.
-
-    Raises:
-      ConfigError: the network has no tables.
-    """
+    """What each of two optimizers updates; empty with one."""
     if run.table_optimizer is None:
         return []
     tables = embeddings.table_names(network)
-    if not tables:
-        message = "has nothing to update: the model has no layer such as Embedding; set table_optimizer=none"
-        raise ConfigError([Problem("table_optimizer", message)])
     dense, other = (type(part).__name__ for part in keras.parts_of(network.optimizer))
     return [f"{other} updates {', '.join(tables)}; {dense} updates all other variables"]
 

@@ -17,7 +17,7 @@ from tf_keras.src.engine import compile_utils
 from tf_keras.src.utils import generic_utils
 
 from psrun.tf_internals.checkpoints import Views
-from psrun.tf_internals.names import replace, require
+from psrun.tf_internals.names import CLIPS, replace, require
 
 # The attributes in which tf-keras' optimizers keep their slots, a list in the order of the variables each. Their dense
 # updates read them, so the code that makes the slots must put them there (tf-keras 2.21).
@@ -28,7 +28,6 @@ FTRL_LINEARS = "_linears"
 # The method that updates the variables, once gradients are added up and clipped: the public `apply_gradients` does both
 # (tf-keras 2.21).
 UPDATE_METHOD = "_internal_apply_gradients"
-CLIPS = ("clipnorm", "clipvalue", "global_clipnorm")
 DENSE_OPTIMIZER, TABLE_OPTIMIZER = _PARTS = (
     "dense_optimizer",
     "table_optimizer",

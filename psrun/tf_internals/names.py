@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 _SHARD = re.compile(r"^(?P<variable>.+)/part_(?P<shard>\d+)$")
+CLIPS = ("clipnorm", "clipvalue", "global_clipnorm")  # the public options of optimizers that clip gradients
 # By name: of what, and what for.
 REPLACED = {
     "train_step": "networks: values that their own steps return (`OwnTrainStep`)",

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
-from support import run_config
+from support import SMALL, run_config
 from user_optimizers import FailsLate, Lamb, Noisy
 
 import psrun.layers
@@ -114,6 +114,30 @@ def test_a_plan_has_the_slots_of_both_and_says_what_each_updates():
     assert slots["accumulator/embedding/embeddings"] == (8, 1)
     assert {*slots} >= {"m/prediction/kernel", "v/prediction/kernel", "iteration"}
     assert plan.notes == ["RowwiseAdagrad updates embedding/embeddings; Adam updates all other variables"]
+
+
+class _Dense(tf_keras.Model):
+    """Has variables after its first call only."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = tf_keras.layers.Dense(1)
+
+    def call(self, features):
+        return self.dense(features)
+
+
+def test_an_optimizer_of_tables_is_refused_where_it_is_made_or_where_it_is_built_if_there_are_none():
+    run = run_config("model=dense", *SMALL["regression"], "table_optimizer=ftrl")
+    network = _Dense()
+    optimizer = make_optimizer.make_optimizer(run, network)
+    network(tf.zeros([1, 2]))
+    for refused in (
+        lambda: optimizer.build(network.trainable_variables),
+        lambda: make_optimizer.make_optimizer(run, network),
+    ):
+        with pytest.raises(ConfigError, match="table_optimizer: has nothing to update: the model has no layer such as"):
+            refused()
 
 
 def test_a_model_without_tables_has_no_use_for_an_optimizer_of_tables():
