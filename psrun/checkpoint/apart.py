@@ -173,7 +173,7 @@ def split(
                 return no_vectors
             column_bits = known[table]["column_bits"]
             name = _new_name(table, feature if len(known[table]["features"]) > 1 else "", {*specs, *found})
-            numbers = _in_order_of_ids(tf.cast(positions, tf.int64), num_rows, column_bits)
+            numbers = lookup.in_order_of_ids(positions, num_rows, column_bits)
             found[name] = lookup.shaped(numbers[:, tf.newaxis], ids)[..., 0]
             spec = tf.TensorSpec([*found[name].shape, dim], variable.dtype, name)
             look_ups[name] = LookUp(table, column_bits, spec)
@@ -220,12 +220,6 @@ def _new_name(table: str, feature: str, others: Collection[str]) -> str:
     base = re.sub(r"\W", "_", f"{table}_{feature}" if feature else table)
     names = itertools.chain([base], (f"{base}_{number}" for number in itertools.count(2)))
     return next(name for name in names if name not in others)
-
-
-def _in_order_of_ids(positions: tf.Tensor, num_rows: int, column_bits: int) -> tf.Tensor:
-    """The numbers of rows where they are in the order of ids, from their numbers in a variable."""
-    column_rows = num_rows >> column_bits
-    return (positions % column_rows) * 2**column_bits + positions // column_rows
 
 
 def _completed(

@@ -22,7 +22,7 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
-from psrun import parts
+from psrun import files, parts
 from psrun.checkpoint import apart, storage
 from psrun.checkpoint.checkpoints import contents_of, literal, logical_checkpoint
 from psrun.checkpoint.storage import Manifest, Store
@@ -32,7 +32,6 @@ from psrun.data import loading
 from psrun.data.lists import length_name
 from psrun.data.source import DataSource, task_of
 from psrun.errors import CheckpointError, ConfigError, ExportError, Problem
-from psrun.files import is_pattern
 from psrun.layers import collection
 from psrun.models.model import Model
 from psrun.program import embeddings, objective
@@ -336,19 +335,17 @@ def export(trained: LoadedModel, folder: Path, warn: Callable[[str], None]) -> P
     for name, function in signatures.items():
         setattr(root, name, function)
     final = folder / str(trained.checkpoint.step)
-    part = folder / f".{final.name}.{os.getpid()}"
     try:
-        with tf.device(DEVICE):
-            tf.saved_model.save(root, str(part), signatures=signatures)
-        about = _about(trained) | _write_tables(trained, look_ups, part)
-        extra = part / "assets.extra"
-        extra.mkdir()
-        (extra / _ABOUT).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
-        _replace_export(final, part)
+        with _replacing(final) as part:
+            with tf.device(DEVICE):
+                tf.saved_model.save(root, str(part), signatures=signatures)
+            about = _about(trained) | _write_tables(trained, look_ups, part)
+            extra = part / "assets.extra"
+            extra.mkdir()
+            (extra / _ABOUT).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
     except (tf.errors.OpError, OSError, AssertionError, ValueError) as error:
-        shutil.rmtree(part, ignore_errors=True)
         raise ExportError(f"the model could not be exported to {final}: {error}") from error
-    if is_pattern(final.absolute()):
+    if files.is_pattern(final.absolute()):
         warn(f"TensorFlow takes {final} for a pattern and cannot load the model there: copy it to another folder")
     return final
 
@@ -420,10 +417,12 @@ def _about(trained: LoadedModel) -> dict[str, object]:
     return about
 
 
-def _replace_export(final: Path, part: Path) -> None:
-    """Replaces `final` by `part`; for a moment, readers see neither."""
-    old = final.with_name(f"{part.name}.old")
-    if final.exists():
-        final.rename(old)
-    part.rename(final)
+@contextlib.contextmanager
+def _replacing(final: Path) -> Iterator[Path]:
+    """As `files.put_whole`, also in place of a folder with content; for a moment, readers see neither."""
+    old = final.with_name(f".{final.name}.{os.getpid()}.old")
+    with files.put_whole(final) as part:
+        yield part
+        if final.exists():
+            final.rename(old)
     shutil.rmtree(old, ignore_errors=True)

@@ -313,6 +313,13 @@ def rows_in_tables(ids: tf.Tensor, orders: Sequence[RowOrder], per_id: PerId | N
     return rows + tf.bitwise.right_shift(ids, per_id([order.column_bits for order in orders]))
 
 
+def in_order_of_ids(rows: tf.Tensor, num_rows: int, column_bits: int) -> tf.Tensor:
+    """The ids of rows of a table, int64: the inverse of `rows_in_tables`, for all of its `num_rows` rows."""
+    column_rows = num_rows >> column_bits
+    rows = tf.cast(rows, tf.int64)
+    return (rows % column_rows) * 2**column_bits + rows // column_rows
+
+
 def _rows_in_variable(ids: tf.Tensor, places: Sequence[Place], layout: StackLayout | None, per_id: PerId) -> tf.Tensor:
     rows = rows_in_tables(ids, [place.order for place in places], per_id)
     if layout is None:

@@ -28,10 +28,9 @@ FTRL_LINEARS = "_linears"
 # The method that updates the variables, once gradients are added up and clipped: the public `apply_gradients` does both
 # (tf-keras 2.21).
 UPDATE_METHOD = "_internal_apply_gradients"
-DENSE_OPTIMIZER, TABLE_OPTIMIZER = _PARTS = (
-    "dense_optimizer",
-    "table_optimizer",
-)  # attributes of a composite optimizer
+DENSE_OPTIMIZER = "dense_optimizer"  # attributes of a composite optimizer
+TABLE_OPTIMIZER = "table_optimizer"
+_PARTS = (DENSE_OPTIMIZER, TABLE_OPTIMIZER)
 
 _Choice = Callable[[Sequence[Any]], Iterable[Any]]
 
