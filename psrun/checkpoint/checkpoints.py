@@ -37,7 +37,7 @@ from psrun.program.compiled_model import Program, check_monitored_metric
 from psrun.results.events import LEARNING_RATES
 from psrun.tf_internals import checkpoints, messages, names
 from psrun.tf_internals.checkpoints import VALUE_SUFFIX, TableView, point_to, values_in_checkpoint
-from psrun.tf_internals.keras import CLIPS, DENSE_OPTIMIZER, TABLE_OPTIMIZER, layers_within, parts_of, unscaled
+from psrun.tf_internals.keras import DENSE_OPTIMIZER, TABLE_OPTIMIZER, layers_within, parts_of, unscaled
 from psrun.tf_internals.strategies import shards_of, variables_of
 
 _LINK_NAME = "checkpoint"
@@ -472,7 +472,7 @@ def _described(optimizer: Any) -> dict[str, Any]:
         constants[name] = _constants(part)
         modules[name] = type(part).__module__
     if "table_optimizer" in constants:
-        for name in CLIPS:  # of all gradients together
+        for name in names.CLIPS:  # of all gradients together
             if name in constants["optimizer"]:
                 constants["table_optimizer"][name] = constants["optimizer"][name]
     return {"constants": constants, "modules": modules}

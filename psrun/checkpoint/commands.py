@@ -18,7 +18,7 @@ from psrun.config.groups import run_argument
 from psrun.errors import ConfigError, ExitCode
 from psrun.files import on_disk
 from psrun.results import run_state
-from psrun.results.run_folder import CHECKPOINTS, RESULT
+from psrun.results.run_folder import ABOUT, CHECKPOINTS, RESULT
 
 _PATH = "a run folder, its checkpoints folder, or a checkpoint, such as runs/RUN/checkpoints/ckpt-500"
 
@@ -137,8 +137,8 @@ def _export(console: Console, path: Path, to: Path, format: str) -> ExitCode:
     exchange = importlib.import_module("psrun.checkpoint.exchange")  # only this command needs pyarrow
     store, step = find(path)
     about = exchange.export(store, store.steps()[0] if step is None else step, to, format)
-    num_tables = len(about["tables"])
-    console.print(f"{to}: {num_tables} tables and {exchange.ABOUT}, of step {about['step']}", soft_wrap=True)
+    tables = ", ".join(about["tables"]) or "none"
+    console.print(f"{to}: {ABOUT}, tables: {tables}, of step {about['step']}", soft_wrap=True)
     if any(table["row_order"] == "unknown" for table in about["tables"].values()):
         message = "it is unknown which ids the rows of some tables belong to: row_order is unknown there"
         console.print("[yellow]warning:[/yellow]", message, soft_wrap=True)

@@ -31,9 +31,8 @@ from psrun.checkpoint.bundle import Bundle
 from psrun.checkpoint.storage import Contents, Manifest, Store, manifest_path
 from psrun.errors import CheckpointError, ConfigError
 from psrun.optimizers.formulas import formula
-from psrun.results.run_folder import CHECKPOINTS, RunFolder
+from psrun.results.run_folder import ABOUT, CHECKPOINTS, RunFolder
 
-ABOUT = "psrun-checkpoint.json"
 OTHERS = "others.json"
 RUN = "run"
 ROWS = "rows"  # of a table, beside its slots

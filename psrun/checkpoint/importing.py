@@ -24,10 +24,10 @@ from pyarrow import compute, parquet
 from psrun import __version__, files
 from psrun.checkpoint import exchange
 from psrun.checkpoint.bundle import Bundle, Stored, strings
-from psrun.checkpoint.exchange import ABOUT, DENSE, OTHERS, ROWS, RUN, SAFETENSORS, TABLES, Tensor
+from psrun.checkpoint.exchange import DENSE, OTHERS, ROWS, RUN, SAFETENSORS, TABLES, Tensor
 from psrun.checkpoint.storage import PREFIX, Manifest, Position, Store
 from psrun.errors import CheckpointError, ConfigError
-from psrun.results.run_folder import CHECKPOINTS
+from psrun.results.run_folder import ABOUT, CHECKPOINTS
 from psrun.tf_internals import messages
 from psrun.tf_internals.checkpoints import point_to
 
@@ -78,6 +78,7 @@ def restore(folder: Path, run: Path) -> Manifest:
         manifest = replace(exported, step=int(about["step"]), position=Position(**about["position"]), files={})
         optimizer = about["optimizer"]["class"]
         of_tables = (about["table_optimizer"] or {"class": ""})["class"]
+    _check_position(manifest.position, folder / ABOUT)
     own = exported.contents
     for kind, wanted in ((optimizer, own.optimizer), (of_tables, own.table_optimizer)):
         if kind != wanted:
@@ -112,6 +113,15 @@ def _reading(path: Path) -> Iterator[None]:
         raise CheckpointError(f"{path} is damaged: {type(error).__name__}: {reason}") from error
 
 
+def _check_position(position: Position, path: Path) -> None:
+    """Raises CheckpointError if a count of the position is none."""
+    for name in ("epochs", "steps", "scheduled", "batch", "stream"):
+        count = getattr(position, name)
+        is_absent = count is None and name in ("batch", "stream")
+        if not is_absent and (type(count) is not int or count < 0):
+            raise CheckpointError(f"{name} of position in {path} is {count!r}, must be a whole number from 0 on")
+
+
 def _exported(run: Path) -> tuple[Manifest, Bundle]:
     """The manifest and the index of the checkpoint that was exported."""
     store = Store(run / CHECKPOINTS)
@@ -119,7 +129,12 @@ def _exported(run: Path) -> tuple[Manifest, Bundle]:
         if len(store.steps()) != 1:
             raise FileNotFoundError
         (step,) = store.steps()
-        return store.manifest(step), Bundle(store.prefix(step))
+        manifest = store.manifest(step)
+        for table in (manifest.contents.tables or {}).values():
+            for rule in table["features"].values():
+                if "vocabulary" in rule:
+                    (store.vocabularies / rule["vocabulary"]).stat()
+        return manifest, Bundle(store.prefix(step))
 
 
 # -- values

@@ -53,6 +53,7 @@ FOLLOWING = "following.json"  # the state of early stopping and of lowered learn
 VOCABULARIES = "vocabularies"  # the folder of files with long vocabularies that facts about the data name
 _MORE = "more_in"  # the key, among the facts about the data, that names the file
 CHECKPOINTS = "checkpoints"
+ABOUT = "psrun-checkpoint.json"  # describes an export of a checkpoint, and is beside the record of its run
 _LOGS = ("supervisor", "planner", "fork-server", "console")  # beside those of tasks
 PLANNED = "planned"  # the status that is shown of a plan
 PENDING, NOT_RUN = "pending", "not run"  # the status of a run that has not begun, and of one that never will
@@ -135,8 +136,11 @@ class RunFolder(Journal):
             trains further epochs only if the rule or the number of epochs is new.
 
         Raises:
-          ConfigError: the run in it is over, or the folder cannot be written.
+          ConfigError: the run in it is over, it is a part of an export, or the folder cannot be written.
         """
+        if (path.parent / ABOUT).exists():
+            command = f"psrun checkpoint import {path.parent} --to RUN"
+            raise ConfigError([Problem("resume", f"{path} is a part of an export; to make a run of it: {command}")])
         folder = cls.open(path)
         written_s = max(map(files.changed_s, (path / RESULT, folder.metrics)))
         folder.earlier = Earlier(folder.stored(), written_s)

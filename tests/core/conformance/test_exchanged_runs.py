@@ -13,7 +13,7 @@ from support import STEPS, TABLED, variables
 
 from psrun.checkpoint import commands, exchange
 from psrun.checkpoint.storage import Store
-from psrun.errors import ExitCode
+from psrun.errors import ConfigError, ExitCode
 from psrun.results.run_folder import RunFolder
 
 pytestmark = pytest.mark.inprocess
@@ -45,6 +45,8 @@ def exchanged(run: RunFolder, form: str) -> RunFolder:
     """The run after an export and an import."""
     out, back = run.path.with_name("out"), run.path.with_name("back")
     assert commands.main(["export", str(run.path), "--to", str(out), "--format", form]) == ExitCode.DONE
+    with pytest.raises(ConfigError, match="is a part of an export; to make a run of it: psrun checkpoint import"):
+        RunFolder.resume(out / "run")
     assert commands.main(["import", str(out), "--to", str(back)]) == ExitCode.DONE
     assert commands.main(["diff", str(run.path), str(back)]) == ExitCode.DONE
     return RunFolder.resume(back)

@@ -496,6 +496,17 @@ MISTAKES = {
         "iteration in .* is 7, and step in .* is 107; write the same number",
     ),
     "position": ("npz", lambda f, u: changed_json(f, position={"place": 1}), "psrun-checkpoint.json is damaged"),
+    "count": (
+        "npz",
+        lambda f, u: changed_json(f, position={"epochs": "two"}),
+        "epochs of position in .* is 'two', must be a whole number from 0 on",
+    ),
+    "negative count": ("npz", lambda f, u: changed_json(f, position={"batch": -3}), "batch of position in .* is -3"),
+    "no vocabulary": (
+        "npz",
+        lambda f, u: (f / "run/checkpoints/vocabularies/user.jsonl").unlink(),
+        "user.jsonl is missing",
+    ),
     "tables": (
         "npz",
         lambda f, u: changed_json(f, tables={}),
