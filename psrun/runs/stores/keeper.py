@@ -56,6 +56,8 @@ def begin(url: str, key: str) -> Path:
     url = url.rstrip("/")
     if "${" in url:
         raise ConfigError([Problem(key, f"is {url}; a run is found again by its URL: write a fixed name")])
+    if "://" not in url:  # which ended there
+        raise ConfigError([Problem(key, f"is {url}//; name a folder in the store, such as {url}//BUCKET/runs/RUN")])
     folder = work_folder(url)
     parent = os.getpid()
     may_begin, begins = os.pipe()

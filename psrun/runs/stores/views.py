@@ -35,7 +35,7 @@ def local(word: str, arguments: Sequence[str]) -> Iterator[list[str]]:
     """The arguments of a command, with folders of this machine in place of the URLs of runs.
 
     Raises:
-      ConfigError: there is no run at a URL, or it cannot be read.
+      ConfigError: there is no run at a URL, it cannot be read, or the command takes no URL.
       StoreError: the store does not answer.
     """
     with tempfile.TemporaryDirectory(prefix="psrun-") as folder:
@@ -44,6 +44,8 @@ def local(word: str, arguments: Sequence[str]) -> Iterator[list[str]]:
             if _URL.match(argument) is None or arguments[at - 1 : at] in [[option] for option in _WRITTEN]:
                 continue
             url = argument.rstrip("/")
+            if word == "rm":
+                raise ConfigError(f"psrun rm removes folders on disks; remove {url} with the tools of the store")
             if word in _HERE:
                 groups.stand_for(work_folder(url), url)
                 replaced[at] = str(work_folder(url))

@@ -480,11 +480,12 @@ def test_a_run_that_never_reached_the_store_is_not_replaced(store):
         ("nowhere://bucket/run", r"nowhere:// is unknown to fsspec, or its package is not installed \(Protocol not kn"),
         ("sftp://host/run", r"sftp:// is unknown to fsspec, or its package is not installed .*: pip install 'psrun"),
         ("memory://bucket/${now:%H}", "write a fixed name"),
+        ("s3://", "is s3://; name a folder in the store, such as s3://BUCKET/runs/RUN"),
     ],
 )
 def test_a_url_that_cannot_be_used_is_refused_by_its_key(url, text):
     with pytest.raises(ConfigError, match=text) as raised:
-        keeper.begin(url, "resume") if "$" in url else Remote(url, "resume")
+        keeper.begin(url, "resume") if "$" in url or url == "s3://" else Remote(url, "resume")
     assert [problem.key for problem in raised.value.problems] == ["resume"]
 
 
@@ -544,9 +545,10 @@ def test_commands_read_what_they_show(store, tmp_path):
     ("arguments", "text"),
     [
         (["list", "memory://b/run"], "there is no run at memory://b/run"),
+        (["rm", "memory://b/run", "--yes"], "removes folders on disks; remove memory://b/run with the tools of the s"),
     ],
 )
-def test_a_command_without_a_run_there_says_so(arguments, text):
+def test_a_command_that_cannot_read_a_run_there_says_so(arguments, text):
     with pytest.raises(ConfigError, match=text), views.local(arguments[0], arguments[1:]):
         pass
 
