@@ -115,8 +115,8 @@ def lacks(objects: dict[str, bytes]) -> list[str]:
       objects: the content of each, by name.
     """
     steps = [json.loads(text)["step"] for name, text in objects.items() if name.endswith(".manifest.json")]
-    if not steps:
-        return []
+    if not steps:  # with events it is a run, which is resumed from its start
+        return ["config.yaml"] if METRICS in objects and "config.yaml" not in objects else []
     needed = {"config.yaml", METRICS, FOLLOWING, f"checkpoints/vocabularies/{max(steps)}.jsonl"}
     lacking = sorted(needed - objects.keys())
     if not lacking and json.loads(objects[FOLLOWING])[-1]["step"] < max(steps):
@@ -135,7 +135,7 @@ def go_on(url: str, folder: Path, told: Any) -> None:
 
     remote = Remote(url)
     there = {*remote.sizes()}
-    if there:
+    if METRICS in there:
         fetch(remote, folder, there, print)
         run = RunFolder.resume(folder)
     else:

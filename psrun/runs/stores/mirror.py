@@ -10,12 +10,13 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from psrun.checkpoint.storage import PREFIX, SET_ASIDE, Store, manifest_path
 from psrun.errors import CheckpointError
+from psrun.results.events import METRICS
 from psrun.results.run_folder import CHECKPOINTS, RESULT, is_needed, rebuilt
 from psrun.runs.stores.remote import Remote
 
@@ -60,7 +61,7 @@ class Mirror:
         for step in steps:
             self._send_checkpoint(step)
             shutil.rmtree(self._holding, ignore_errors=True)
-        names = [*_local_names(self._folder)]
+        names = _local_names(self._folder)
         for name in names:
             self._send(name)
         self._send(RESULT)
@@ -193,8 +194,12 @@ def fetch_checkpoint(remote: Remote, store: Store, step: int, there: set[str]) -
     return store.damage(step)
 
 
-def _local_names(folder: Path) -> Iterator[str]:
-    """The files to upload beside checkpoints and run.json; hidden ones belong to a machine, or are being written."""
+def _local_names(folder: Path) -> list[str]:
+    """The files to upload beside checkpoints and run.json; hidden ones belong to a machine, or are being written.
+
+    The events are the last: with them there is a run at the URL, which has its configuration then.
+    """
+    found = []
     for path, folders, names in os.walk(folder):
         folders[:] = [each for each in folders if not each.startswith(".") or each == ".hydra"]
         if SET_ASIDE in folders:
@@ -202,7 +207,8 @@ def _local_names(folder: Path) -> Iterator[str]:
         for each in names:
             name = Path(path, each).relative_to(folder).as_posix()
             if not each.startswith(".") and not name.startswith(_FILE) and name != RESULT:
-                yield name
+                found.append(name)
+    return sorted(found, key=lambda name: name == METRICS)
 
 
 def _is_manifest(name: str) -> bool:
