@@ -145,7 +145,7 @@ def split(
     """Traces what a served network does before its look-ups, and after them.
 
     Args:
-      network: built, each table in a variable of its own.
+      network: it is built, and stores no two tables in one variable.
       serve: calls the network with raw features.
       specs: of these.
       lengths: the names of those that are lengths of lists.

@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from bounds import BOUND_S
 from object_stores import BUCKET, served
@@ -247,7 +248,7 @@ def test_a_run_that_ends_while_the_store_is_down_is_uploaded_later(proxy, psrun,
     wait_until(lambda: json.loads(here.read_text())["status"] == "completed", first)
     num_wrong = proxy.num_wrong
     wait_until(lambda: proxy.num_wrong > num_wrong, first)
-    time.sleep(1)  # the run has recorded its end: its process, too, has to end
+    wait_until(lambda: not psutil.Process(first.pid).children(), first)  # the process of the run has ended, too
     first.send_signal(signal.SIGINT)  # of somebody who does not wait for the store
     out, err = first.communicate(timeout=BOUND_S)
     assert "completed 24 steps" in out
